@@ -1,0 +1,54 @@
+"""What the scheduler, the block pool and the model runners know of one sequence, and of its part in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.wire import Logprob, Sampling
+
+WAITING, RUNNING, PARKED = "waiting", "running", "parked"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`computed` of its `tokens` have their keys and values in `blocks`; the scheduler's whole job is to close the gap."""
+
+    id: int
+    tokens: list[int]  # prompt, then generated ids
+    prompt_len: int
+    sampling: Sampling
+    credit: int  # total of generated ids that it may reach
+    salt: str = ""
+    state: str = WAITING
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)  # block table: position p lies in blocks[p // block_size]
+    hashes: list[bytes] = field(default_factory=list)  # chained hash of each full block of `tokens`, as far as known
+    published: int = 0  # how many leading blocks the prefix cache knows
+    cached_tokens: int = -1  # prompt tokens found in the cache at first admission; -1: not admitted yet
+
+    @property
+    def generated(self) -> int:
+        """How many ids were made so far."""
+        return len(self.tokens) - self.prompt_len
+
+
+@dataclass(slots=True)
+class Slice:
+    """One sequence's part in a step: positions start … start+count-1 are computed, and when `sample` is set they
+    end at the last token, so that the next one is chosen from the last position's logits."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    sample: bool
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A runner's answer for one slice with `sample` set."""
+
+    token: int
+    error: str = ""  # set: the sequence can't go on (its logits hold no finite number, say)
+    finish: str = ""  # set: the runner itself ends the sequence with this reason (scripts only)
+    by_token: bool = False  # with finish: `token` is an end token, which is no text
+    logprob: Logprob | None = None  # its index is filled in by the core

@@ -1,0 +1,1 @@
+"""The server process: owns sockets, time and policy. Of engine/ it sees wire, client, tokenizer and text only."""
