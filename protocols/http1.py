@@ -1,0 +1,301 @@
+"""The server's side of one HTTP/1.1 connection: bytes to requests, responses to bytes.
+
+h11 is the authority for messages and for connection state. In front of it stands `http1_guard`, so that h11 sees only
+what every recipient reads in the same way; behind it, body chunks are framed by hand, because a token's chunk must
+cost one formatting of bytes (a test proves them identical to h11's). h11 still gets the head and the end of each
+response, and decides about keep-alive.
+
+Imports h11 and the guard; no sockets, no clock. `receive` never raises, whatever comes; the response methods raise
+ValueError for content that can't be sent and RuntimeError when called out of turn.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import h11
+
+from protocols.http1_guard import Framing, Guard, Malformed, split_absolute
+
+# h11 gets whole heads and small canonical lines only, never a part of one that grows; the guard holds the real limit.
+_H11_SLACK_BYTES = 64 * 1024
+
+_unsendable = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_OURS = frozenset({b"content-length", b"transfer-encoding"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The head of a request. Header names are lower-cased, values stripped; nothing repeats that may not repeat."""
+
+    method: str
+    target: str
+    http_version: str  # "1.0" or "1.1"
+    headers: tuple[tuple[bytes, bytes], ...]
+    content_length: int | None
+    chunked: bool
+    expect_continue: bool  # the client waits for continue_100() before it sends the body
+    keep_alive: bool  # as far as the client goes; `Http1.must_close` decides
+    upgrade: bool  # a well-formed WebSocket upgrade
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of `name` (lower case), or None."""
+        return next((value for key, value in self.headers if key == name), None)
+
+    @property
+    def path(self) -> str:
+        """Path and query, whether or not the target is in absolute form; "*" for the server as a whole."""
+        return split_absolute(self.target.encode())[1].decode()
+
+    @property
+    def host(self) -> str:
+        """Host and port that the client addressed: an absolute target beats the Host field (RFC 9112 3.2.2)."""
+        authority = split_absolute(self.target.encode())[0] or self.header(b"host") or b""
+        return authority.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Bytes of the request's body, never empty."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BodyEnd:
+    """The request is complete. Trailers are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The bytes are no request that may be trusted: answer with `status` and close."""
+
+    status: int
+    message: str
+
+
+Event = Request | Body | BodyEnd | Refusal
+
+
+class _Write(enum.Enum):
+    """What the response methods may do now."""
+
+    HEAD = enum.auto()
+    CHUNKED = enum.auto()
+    LENGTH = enum.auto()
+    UNTIL_CLOSE = enum.auto()
+    NOTHING = enum.auto()  # HEAD, 204, 304: body bytes are swallowed
+    ENDED = enum.auto()
+
+
+class Http1:
+    """One connection. Read with `receive`, answer with `head`, `body`, `end`, then `next_request` or close."""
+
+    def __init__(self, *, max_header: int) -> None:
+        self._guard = Guard(max_header=max_header)
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=max_header + _H11_SLACK_BYTES)
+        self._request: Request | None = None
+        self._write = _Write.HEAD
+        self._deaf = False  # what still comes is no part of any request
+        self._eof = False
+
+    # What the client sends
+
+    def receive(self, data: bytes) -> list[Event]:
+        """The events that `data` completes, of the current request only: behind BodyEnd the bytes wait for
+        `next_request`, behind a Refusal and behind `Connection: close` they are dropped."""
+        if self._deaf:
+            return []
+        self._guard.buffer += data
+        return self._read()
+
+    def receive_eof(self) -> list[Event]:
+        """The client will send nothing more. A Refusal when that cuts the current request."""
+        self._eof = True
+        return self._read()
+
+    def next_request(self) -> list[Event]:
+        """Begin the next cycle, with what was pipelined. RuntimeError while `must_close` is set."""
+        if self._write is not _Write.ENDED or self.must_close:
+            raise RuntimeError("the connection is not ready for another request")
+        self._h11.start_next_cycle()
+        self._guard.start_next()
+        self._request = None
+        self._write = _Write.HEAD
+        return self._read()
+
+    @property
+    def buffered(self) -> int:
+        """Pipelined bytes that wait behind the current request."""
+        return len(self._guard.buffer) if self._guard.complete else 0
+
+    @property
+    def awaiting_request(self) -> bool:
+        """Nothing of the next request has come."""
+        return self._guard.awaiting and not self._deaf
+
+    @property
+    def head_started(self) -> bool:
+        """A request has begun, and its head isn't complete."""
+        return self._guard.in_head and not self._deaf
+
+    def take_upgrade_bytes(self) -> bytes:
+        """The bytes behind an Upgrade request, which belong to the new protocol. This object is finished then."""
+        if not (self._request and self._request.upgrade and self._guard.complete and self._write is _Write.HEAD):
+            raise RuntimeError("no upgrade is pending")
+        data = bytes(self._guard.buffer)
+        self._stop_reading()
+        self._write = _Write.ENDED
+        return data
+
+    def _stop_reading(self) -> None:
+        self._deaf = True
+        self._guard.buffer.clear()
+
+    def _read(self) -> list[Event]:
+        events: list[Event] = []
+        try:
+            while not self._deaf and (piece := self._guard.next_piece()) is not None:
+                self._h11.receive_data(piece)
+                self._drain_h11(events)
+            if self._eof and not self._deaf and not (self._guard.complete or self._guard.awaiting):
+                raise Malformed(400, "the connection was closed in the middle of the request")
+        except Malformed as fault:
+            self._stop_reading()
+            events.append(Refusal(fault.status, fault.message))
+        except h11.RemoteProtocolError as fault:
+            # The guard is stricter than h11 wherever we know of; h11 has the last word all the same.
+            self._stop_reading()
+            events.append(Refusal(400, str(fault)))
+        return events
+
+    def _drain_h11(self, events: list[Event]) -> None:
+        while (event := self._h11.next_event()) is not h11.NEED_DATA and event is not h11.PAUSED:
+            if isinstance(event, h11.Request):
+                self._request = _request(event, self._guard.framing)
+                events.append(self._request)
+            elif isinstance(event, h11.Data):
+                events.append(Body(bytes(event.data)))
+            elif isinstance(event, h11.EndOfMessage):
+                events.append(BodyEnd())
+                if self._request and not self._request.keep_alive:
+                    self._stop_reading()
+                break
+
+    # What the server answers
+
+    def continue_100(self) -> bytes:
+        """The interim response that asks for the body; empty when the client no longer waits for it."""
+        if not self._h11.they_are_waiting_for_100_continue:
+            return b""
+        return self._h11.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+
+    def head(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], *, length: int | None, close: bool = False
+    ) -> bytes:
+        """Status line and headers. `length` None: the body is chunked, or delimited by the close towards HTTP/1.0.
+
+        Adds Content-Length, Transfer-Encoding and Connection. An answer to a request that isn't complete closes the
+        connection: whatever of it still comes is dropped. ValueError for headers that can't be sent."""
+        if self._write is not _Write.HEAD:
+            raise RuntimeError("the response has begun already")
+        fields = _checked(headers)
+        bodiless = status in (204, 304)
+        if length is not None and status != 204:
+            fields.append((b"Content-Length", b"%d" % length))
+        if close or self._deaf or not self._guard.complete or (self._request and self._request.upgrade):
+            fields.append((b"Connection", b"close"))
+        try:
+            response = h11.Response(status_code=status, headers=fields, reason=_reason(status))
+        except h11.LocalProtocolError as fault:
+            raise ValueError(str(fault)) from None
+        if not self._guard.complete:
+            self._stop_reading()
+        data = self._h11.send(response)
+        if bodiless or (self._request and self._request.method == "HEAD"):
+            self._write = _Write.NOTHING
+        elif length is not None:
+            self._write = _Write.LENGTH
+        else:
+            # h11's own rule: its peer's version is None until a request of this connection was understood.
+            modern = self._h11.their_http_version == b"1.1"
+            self._write = _Write.CHUNKED if modern else _Write.UNTIL_CLOSE
+        return data
+
+    def body(self, data: bytes) -> bytes:
+        """`data` framed. Empty data gives nothing: an empty chunk would end the body."""
+        if self._write is _Write.CHUNKED:
+            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        if self._write is _Write.UNTIL_CLOSE:
+            return data
+        if self._write is _Write.LENGTH:
+            return self._send(h11.Data(data=data))
+        if self._write is _Write.NOTHING:
+            return b""
+        raise RuntimeError("no response body is open")
+
+    def end(self) -> bytes:
+        """What ends the body; once for each response. ValueError when bytes of the length given are missing."""
+        if self._write in (_Write.HEAD, _Write.ENDED):
+            raise RuntimeError("no response body is open")
+        data = self._send(h11.EndOfMessage())
+        self._write = _Write.ENDED
+        return data
+
+    @property
+    def must_close(self) -> bool:
+        """After `end`: the connection can't be used for another request."""
+        if self._eof and not self._guard.buffer.strip(b"\r\n"):
+            return True
+        return self._deaf or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE
+
+    def _send(self, event: h11.Data | h11.EndOfMessage) -> bytes:
+        try:
+            return self._h11.send(event)
+        except h11.LocalProtocolError as fault:
+            raise ValueError(str(fault)) from None
+
+
+def _request(event: h11.Request, framing: Framing) -> Request:
+    headers = tuple(event.headers)
+    version = event.http_version.decode()
+    connection = _tokens(headers, b"connection")
+    has_body = framing.chunked or bool(framing.content_length)
+    upgrade = event.method == b"GET" and version == "1.1" and not has_body and b"upgrade" in connection
+    return Request(
+        method=event.method.decode(),
+        target=event.target.decode(),
+        http_version=version,
+        headers=headers,
+        content_length=framing.content_length,
+        chunked=framing.chunked,
+        expect_continue=has_body and version == "1.1" and b"100-continue" in _tokens(headers, b"expect"),
+        keep_alive=version == "1.1" and b"close" not in connection,
+        upgrade=upgrade and b"websocket" in _tokens(headers, b"upgrade"),
+    )
+
+
+def _tokens(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    """The members of a comma-separated field, lower-cased, over all its lines."""
+    return [token.strip(b" \t").lower() for key, value in headers if key == name for token in value.split(b",")]
+
+
+def _checked(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    fields = list(headers)
+    for name, value in fields:
+        if _unsendable.search(value):
+            raise ValueError(f"a control character in the value of {name!r}")
+        if name.lower() in _OURS:
+            raise ValueError(f"{name!r} is chosen by `length`")
+    return fields
+
+
+def _reason(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b""
