@@ -19,6 +19,8 @@ class Sequence:
     sampling: Sampling
     credit: int  # total of generated ids that it may reach
     salt: str = ""
+    owner: object = None  # which server it belongs to; the core's business
+    runner_state: object = None  # what the runner keeps about it
     state: str = WAITING
     computed: int = 0
     blocks: list[int] = field(default_factory=list)  # block table: position p lies in blocks[p // block_size]

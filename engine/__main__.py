@@ -1,0 +1,183 @@
+"""`python -m engine`: one engine process, serving `python -m server` over a socket.
+
+The server starts it with --fd, an inherited connected socket: when that closes, the engine ends, whatever it is doing.
+With --listen it stands alone, and servers attach to it by --engine-url.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from engine.block_pool import BlockPool
+from engine.core import Core, Runner
+from engine.scheduler import Scheduler
+from engine.shell import Shell, bind, read_token
+from engine.synthetic import ScriptError, SyntheticRunner
+from engine.version import VERSION
+
+if TYPE_CHECKING:
+    from engine.model_runner import ModelRunner
+
+# A model step of so many tokens takes about a quarter of a second on two slow cores: it bounds what a prompt may
+# delay the streams that run beside it.
+CPU_STEP_TOKENS = 256
+CPU_RUNNING_MAX = 64
+SYNTHETIC_STEP_TOKENS = 65_536
+SYNTHETIC_RUNNING_MAX = 16_384
+SYNTHETIC_BLOCKS = 262_144
+# The KV pool takes so much of the memory that is free at the start, and no more than the second figure: beyond
+# it a CPU can't compute the tokens that would fill it in any useful time.
+POOL_MEMORY_SHARE = 0.25
+POOL_BYTES_MAX = 4 * 1024**3
+
+
+class UsageError(Exception):
+    """The command line asks for what can't be."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 when the server is gone or a signal came, 2 for bad usage, 1 for a model that can't be served."""
+    options = _parser().parse_args(argv)
+    parent = None
+    if options.fd is not None:
+        parent = socket.socket(fileno=options.fd)
+        _end_with(parent)
+        for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the server drains first
+            signal.signal(number, signal.SIG_IGN)
+    try:
+        secret = read_token(options.token_file) if options.token_file else b""
+        if options.listen and options.listen.startswith("tcp://") and not secret:
+            raise UsageError("an engine that listens on TCP needs --token-file")
+        runner, blocks = _load(options)
+        shell = Shell(_assemble(options, runner, blocks), secret=secret)
+        if parent is not None:
+            shell.attach(parent, parent=True)
+        else:
+            shell.listen(bind(options.listen))
+            print(f"sluice engine ready on {options.listen}", flush=True)
+    except (UsageError, ScriptError, ValueError, OSError) as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return 2
+    gc.collect()
+    gc.freeze()
+    try:
+        shell.run()
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__, allow_abbrev=False)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--listen", metavar="ADDRESS", help="unix:/path or tcp://host:port")
+    where.add_argument("--fd", type=int, help="an inherited connected socket (used by the server)")
+    parser.add_argument("--token-file", metavar="FILE", help="the secret that a server must send first; needed over TCP")
+    parser.add_argument("--engine", choices=("local", "synthetic"), default="local")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="a known name, a directory, or a .gguf file")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--synthetic-step-ms", type=float, default=0.0)
+    parser.add_argument("--synthetic-script", metavar="FILE")
+    parser.add_argument("--kv-blocks", type=int, help="blocks of the KV pool (default: by the free memory)")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens of a block")
+    parser.add_argument("--max-batch-tokens", type=int, help="token budget of a step")
+    parser.add_argument("--max-running", type=int, help="sequences of a step")
+    return parser
+
+
+def _load(options: argparse.Namespace) -> tuple[Runner, int]:
+    """The token source, and how many blocks its pool has."""
+    for name in ("kv_blocks", "block_size", "max_batch_tokens", "max_running"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+    if options.engine == "synthetic":
+        runner = SyntheticRunner(step_ms=options.synthetic_step_ms, script=options.synthetic_script)
+        return runner, options.kv_blocks or SYNTHETIC_BLOCKS
+    return _load_model(options)
+
+
+def _load_model(options: argparse.Namespace) -> tuple[ModelRunner, int]:
+    from engine.model_runner import ModelError, ModelRunner  # torch takes seconds to import: only where it is used
+
+    try:
+        with Progress() as progress:
+            model = ModelRunner.load(options.model, device=options.device, dtype=options.dtype, progress=progress)
+    except ModelError as error:
+        raise UsageError(str(error)) from None
+    blocks = options.kv_blocks or max(1, _pool_bytes() // model.block_bytes(options.block_size))
+    model.allocate(blocks, options.block_size)
+    return model, blocks
+
+
+def _pool_bytes() -> int:
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(free * POOL_MEMORY_SHARE), POOL_BYTES_MAX)
+
+
+def _assemble(options: argparse.Namespace, runner: Runner, blocks: int) -> Core:
+    synthetic = options.engine == "synthetic"
+    running = options.max_running or (SYNTHETIC_RUNNING_MAX if synthetic else CPU_RUNNING_MAX)
+    budget = options.max_batch_tokens or max(SYNTHETIC_STEP_TOKENS if synthetic else CPU_STEP_TOKENS, running + 1)
+    if not options.max_running:
+        running = min(running, max(1, budget - 1))
+    pool = BlockPool(blocks, options.block_size)
+    return Core(runner, pool, Scheduler(pool, step_tokens_max=budget, running_max=running), version=VERSION)
+
+
+def _end_with(parent: socket.socket) -> None:
+    """End this process when `parent`'s other end closes: in the middle of loading or of a step, too."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(parent, 0)  # a hang-up is always reported
+        poll.poll()
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+class Progress:
+    """A bar on a terminal for each kind of long work; silent elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: object = None
+        self._label = ""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        """`done` of `total` (bytes or parts; 0: not known) of the work called `label`."""
+        if not sys.stderr.isatty():
+            return
+        from tqdm import tqdm
+
+        if label != self._label or self._bar is None:
+            self._close()
+            self._label = label
+            scaled = total > 100_000
+            self._bar = tqdm(total=total or None, desc=label, unit="B" if scaled else "", unit_scale=scaled)
+        assert isinstance(self._bar, tqdm)
+        self._bar.update(done - self._bar.n)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()  # type: ignore[attr-defined]
+            self._bar = None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""The engine's heart: messages in, one batch of tokens a step out. No sockets, no clock, no asyncio.
+
+It trusts nothing that a `Submit` says: ids, lengths and numbers are checked here, and a sequence that can't be
+served ends with an error of its own. No message and no sequence ends the loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.block_pool import BlockPool
+from engine.scheduler import Scheduler
+from engine.sequence import Sampled, Sequence, Slice
+from engine.tokenizer import spec_hash
+from engine.wire import (
+    WIRE_VERSION,
+    Admitted,
+    Cancel,
+    Credit,
+    End,
+    Hello,
+    Logprob,
+    Sampling,
+    Step,
+    Submit,
+    TokenizerSpec,
+    ToEngine,
+)
+
+# More would make one sequence's log probabilities dominate the step's time and message.
+LOGPROBS_MAX = 64
+
+
+class Runner(Protocol):
+    """A source of tokens: a model, or a script."""
+
+    name: str
+    tokenizer: TokenizerSpec
+    vocab_size: int
+    eos_ids: list[int]
+    context_tokens_max: int  # of the model itself, whatever the pool holds
+
+    def execute(self, slices: list[Slice]) -> list[Sampled | None]:
+        """Compute all slices; one answer for each with `sample` set, in order. None: no token yet, try again."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One connected server, with the parts of the step that it will be sent. Its ids mean nothing to another's."""
+
+    send: Callable[[Step], None]
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    admitted: list[Admitted] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    wants_step: bool = False  # even an empty one: the gauges changed, or were asked for
+
+
+class Core:
+    """Owns every sequence. One thread calls `receive` and `step` by turns."""
+
+    def __init__(self, runner: Runner, pool: BlockPool, scheduler: Scheduler, *, version: str) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._eos = frozenset(runner.eos_ids)
+        self._peers: list[Peer] = []
+        self._steps = 0
+        self.hello = Hello(
+            wire_version=WIRE_VERSION,
+            engine_version=version,
+            model=runner.name,
+            tokenizer=runner.tokenizer,
+            tokenizer_hash=spec_hash(runner.tokenizer),
+            vocab_size=runner.vocab_size,
+            eos_ids=runner.eos_ids,
+            context_tokens_max=min(runner.context_tokens_max, pool.blocks * pool.block_size),
+            pool_tokens=pool.blocks * pool.block_size,
+            running_max=scheduler.running_max,
+        )
+
+    def join(self, send: Callable[[Step], None]) -> Peer:
+        """A server connected; `send` takes its steps."""
+        peer = Peer(send)
+        self._peers.append(peer)
+        return peer
+
+    def leave(self, peer: Peer) -> None:
+        """A server is gone, and with it all that it asked for."""
+        self._peers.remove(peer)
+        for sequence in peer.sequences.values():
+            self._scheduler.remove(sequence)
+
+    def receive(self, peer: Peer, message: ToEngine) -> None:
+        """Apply one message. An id that is not known (any more) is passed over: its end was already sent."""
+        peer.wants_step = True
+        if isinstance(message, Submit):
+            self._submit(peer, message)
+        elif isinstance(message, Credit):
+            for id_, total in message.totals:
+                if sequence := peer.sequences.get(id_):
+                    self._scheduler.credit(sequence, total)
+        elif isinstance(message, Cancel):
+            for id_ in message.ids:
+                if sequence := peer.sequences.pop(id_, None):
+                    self._scheduler.remove(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has anything to compute or to tell."""
+        scheduler = self._scheduler
+        return bool(scheduler.running or scheduler.waiting) or any(p.wants_step or p.ends for p in self._peers)
+
+    def step(self) -> None:
+        """Compute one step, and send each server its part of it."""
+        slices = self._scheduler.schedule()
+        for sequence in self._scheduler.admitted:
+            _owner(sequence).admitted.append(Admitted(sequence.id, sequence.cached_tokens))
+        self._scheduler.admitted.clear()
+        if slices:
+            self._steps += 1
+            self._compute(slices)
+        gauges = self._scheduler.gauges(self._steps)
+        for peer in self._peers:
+            if peer.ids or peer.ends or peer.admitted or peer.wants_step:
+                peer.send(Step(peer.ids, peer.tokens, peer.admitted, peer.ends, peer.logprobs, gauges))
+                peer.ids, peer.tokens, peer.admitted, peer.ends, peer.logprobs = [], [], [], [], []
+                peer.wants_step = False
+
+    def _compute(self, slices: list[Slice]) -> None:
+        try:
+            answers = iter(self._runner.execute(slices))
+        except Exception as error:  # a fault in the model's code ends what was in the step, and nothing else
+            for part in slices:
+                self._end(part.sequence, "error", message=f"the engine failed: {type(error).__name__}: {error}")
+            return
+        scheduler = self._scheduler
+        for part in slices:
+            if not part.sample:
+                scheduler.computed(part)
+            elif (sampled := next(answers)) is not None:
+                scheduler.computed(part)
+                self._append(part.sequence, sampled)
+
+    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
+        """Add a token to its sequence and to the server's step, and see whether the sequence ends or parks."""
+        if sampled.error:
+            self._end(sequence, "error", message=sampled.error)
+            return
+        token = sampled.token
+        peer = _owner(sequence)
+        if sampled.logprob is not None:
+            best = sampled.logprob
+            peer.logprobs.append(Logprob(len(peer.ids), best.logprob, best.top_ids, best.top_logprobs))
+        peer.ids.append(sequence.id)
+        peer.tokens.append(token)
+        sequence.tokens.append(token)
+        sampling = sequence.sampling
+        generated = len(sequence.tokens) - sequence.prompt_len
+        if sampled.finish:
+            self._end(sequence, sampled.finish, by_token=sampled.by_token)
+        elif (token in self._eos and not sampling.ignore_eos) or token in sampling.stop_ids:
+            self._end(sequence, "stop", by_token=True)
+        elif generated >= sampling.max_tokens or len(sequence.tokens) >= self.hello.context_tokens_max:
+            self._end(sequence, "length")
+        elif generated >= sequence.credit:
+            self._scheduler.credit(sequence, sequence.credit)
+
+    def _end(self, sequence: Sequence, reason: str, *, by_token: bool = False, message: str = "") -> None:
+        peer = _owner(sequence)
+        self._scheduler.remove(sequence)
+        del peer.sequences[sequence.id]
+        peer.ends.append(End(sequence.id, reason, by_token, message))
+
+    def _submit(self, peer: Peer, message: Submit) -> None:
+        if message.id in peer.sequences:
+            return  # the id's owner goes on undisturbed; a server that reuses one has lost count, not the user
+        fault = self._fault(message)
+        if fault:
+            peer.ends.append(End(message.id, "error", message=fault))
+            return
+        sequence = Sequence(
+            id=message.id,
+            tokens=message.prompt + message.generated,
+            prompt_len=len(message.prompt),
+            sampling=message.sampling,
+            credit=message.credit,
+            salt=message.salt,
+            owner=peer,
+        )
+        peer.sequences[message.id] = sequence
+        self._scheduler.add(sequence)
+
+    def _fault(self, message: Submit) -> str:
+        """What is wrong with a submission, as a sentence; "" when nothing is."""
+        total = len(message.prompt) + len(message.generated)
+        limit = self.hello.context_tokens_max
+        if not message.prompt:
+            return "the prompt holds no token"
+        if total >= limit:
+            return f"{total} tokens leave no room for a new one in {limit}"
+        for ids in (message.prompt, message.generated):
+            if ids and not (0 <= min(ids) and max(ids) < self.hello.vocab_size):
+                return f"a token id is not in the vocabulary of {self.hello.vocab_size}"
+        if len(message.generated) >= message.sampling.max_tokens:
+            return "max_tokens is reached already"
+        return _sampling_fault(message.sampling)
+
+
+def _owner(sequence: Sequence) -> Peer:
+    assert isinstance(sequence.owner, Peer)
+    return sequence.owner
+
+
+def _sampling_fault(sampling: Sampling) -> str:
+    numbers = (sampling.temperature, sampling.top_p, sampling.min_p)
+    if not all(math.isfinite(x) and x >= 0 for x in numbers) or sampling.top_p > 1 or sampling.min_p > 1:
+        return "temperature must be at least 0, and top_p and min_p from 0 to 1"
+    if sampling.top_k < 0 or not 0 <= sampling.seed < 2**64:
+        return "top_k must be at least 0, and seed an unsigned 64-bit number"
+    if sampling.max_tokens < 1:
+        return "max_tokens must be at least 1"
+    if not -1 <= sampling.logprobs <= LOGPROBS_MAX:
+        return f"logprobs must be from -1 to {LOGPROBS_MAX}"
+    return ""

@@ -1,0 +1,218 @@
+"""Who computes what in the next step.
+
+One rule for prefill, decode and resumption: a sequence is `computed` of `len(tokens)`, and each step gives it some
+of the step's token budget. A sequence that lacks one token decodes; one that lacks more gets a chunk.
+
+A sequence is waiting, running or parked. Parked: it has made as many tokens as its credit allows. It keeps its
+blocks until somebody needs them, except at credit 0 (no reader), which gives them back at once. Parking,
+preempting and finishing give blocks back in the same way: full ones stay in the prefix cache, so that going
+on is a cache hit and the recomputation of what was evicted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from engine.block_pool import BlockPool, chain
+from engine.sequence import PARKED, RUNNING, WAITING, Sequence, Slice
+from engine.wire import Gauges
+
+# When several prompts are being computed, each gets at least this many tokens of a step: smaller chunks would
+# spend more on the step than on the tokens.
+CHUNK_TOKENS_MIN = 64
+
+
+class Scheduler:
+    """`step_tokens_max`: the token budget of a step. `running_max`: sequences in the batch; both bound a step's time."""
+
+    def __init__(self, pool: BlockPool, *, step_tokens_max: int, running_max: int) -> None:
+        if step_tokens_max <= running_max:
+            raise ValueError("a step's token budget must exceed the number of running sequences, or prompts starve")
+        self.pool = pool
+        self.step_tokens_max = step_tokens_max
+        self.running_max = running_max
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[Sequence, None] = {}  # in the order of admission
+        self.parked: dict[Sequence, None] = {}
+        self.admitted: list[Sequence] = []  # for the first time, since somebody last cleared this list
+        self.preemptions = 0
+        self._turn = 0  # which of the prompts in progress is served first
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        if sequence.generated >= sequence.credit:
+            sequence.state = PARKED
+            self.parked[sequence] = None
+        else:
+            self.waiting.append(sequence)
+
+    def credit(self, sequence: Sequence, total: int) -> None:
+        """Set the total of generated tokens that `sequence` may reach, and park it or let it go on."""
+        sequence.credit = total
+        if sequence.generated < total:
+            if sequence.state == PARKED:
+                del self.parked[sequence]
+                sequence.state = WAITING
+                self.waiting.appendleft(sequence)
+            return
+        if sequence.state != PARKED:
+            self._leave(sequence)
+            sequence.state = PARKED
+            self.parked[sequence] = None
+        if total == 0:
+            self._give_back(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence in any state."""
+        self._leave(sequence)
+        self._give_back(sequence)
+
+    def schedule(self) -> list[Slice]:
+        """The next step: decodes first, so that no prompt delays them beyond the budget, then chunks of prompts."""
+        self._admit()
+        slices: list[Slice] = []
+        behind: list[Sequence] = []
+        for sequence in list(self.running):
+            if sequence.state != RUNNING:
+                continue  # preempted by one before it
+            if len(sequence.tokens) - sequence.computed > 1:
+                behind.append(sequence)
+            elif self._grow(sequence):
+                slices.append(Slice(sequence, sequence.computed, 1, True))
+        behind = [s for s in behind if s.state == RUNNING]
+        if behind:
+            self._chunk(behind, slices)
+        return slices
+
+    def computed(self, part: Slice) -> None:
+        """`part` was computed: count it, and let others share the blocks that it completed."""
+        sequence = part.sequence
+        sequence.computed = part.start + part.count
+        full = sequence.computed // self.pool.block_size
+        if full > sequence.published:
+            self._name_blocks(sequence, full)
+            for i in range(sequence.published, full):
+                self.pool.publish(sequence.blocks[i], sequence.hashes[i])
+            sequence.published = full
+
+    def gauges(self, steps: int) -> Gauges:
+        """The state as numbers."""
+        pool = self.pool
+        return Gauges(
+            waiting=len(self.waiting),
+            running=len(self.running),
+            parked=len(self.parked),
+            waiting_tokens=sum(len(s.tokens) - s.computed for s in self.waiting),
+            running_tokens=pool.used * pool.block_size,
+            blocks_used=pool.used,
+            blocks_cached=pool.cached,
+            blocks_free=pool.available - pool.cached,
+            preemptions=self.preemptions,
+            steps=steps,
+        )
+
+    def _admit(self) -> None:
+        """Move sequences into the batch, in order, while there is a place and all their present tokens fit."""
+        while self.waiting and len(self.running) < self.running_max:
+            sequence = self.waiting[0]
+            if not self._hold_blocks(sequence):
+                return
+            self.waiting.popleft()
+            sequence.state = RUNNING
+            self.running[sequence] = None
+
+    def _hold_blocks(self, sequence: Sequence) -> bool:
+        """Take every block that the present tokens need, cached ones first. False, and nothing taken, if too few."""
+        pool = self.pool
+        size = pool.block_size
+        blocks = sequence.blocks
+        needed = -(-len(sequence.tokens) // size)
+        if not blocks:
+            # At least one token is computed anew: its logits choose the next.
+            reusable = (len(sequence.tokens) - 1) // size
+            self._name_blocks(sequence, reusable)
+            for name in sequence.hashes[:reusable]:
+                block = pool.share(name)
+                if block is None:
+                    break
+                blocks.append(block)
+            sequence.published = len(blocks)
+            sequence.computed = len(blocks) * size
+        if needed - len(blocks) > pool.available and not self._reclaim_parked(needed - len(blocks), sequence):
+            self._give_back(sequence)
+            return False
+        if sequence.cached_tokens < 0:
+            sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
+            self.admitted.append(sequence)
+        while len(blocks) < needed:
+            blocks.append(pool.take())
+        return True
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for a decode's token. Preempts the latest admitted if need be; False if that was this one."""
+        pool = self.pool
+        if sequence.computed < len(sequence.blocks) * pool.block_size:
+            return True
+        while not pool.available and not self._reclaim_parked(1, sequence):
+            victim = next(reversed(self.running))
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.blocks.append(pool.take())
+        return True
+
+    def _chunk(self, behind: list[Sequence], slices: list[Slice]) -> None:
+        """Share what is left of the budget among prompts in progress, each in turn being the first."""
+        budget = self.step_tokens_max - len(slices)
+        first = self._turn % len(behind)
+        self._turn += 1
+        left = len(behind)
+        for sequence in behind[first:] + behind[:first]:
+            if budget <= 0:
+                return
+            gap = len(sequence.tokens) - sequence.computed
+            count = min(gap, budget, max(CHUNK_TOKENS_MIN, budget // left))
+            slices.append(Slice(sequence, sequence.computed, count, count == gap))
+            budget -= count
+            left -= 1
+
+    def _reclaim_parked(self, wanted: int, keep: Sequence) -> bool:
+        """Take blocks back from parked sequences, the latest parked first. True once `wanted` are available."""
+        for victim in reversed(self.parked):
+            if victim.blocks and victim is not keep:
+                self._give_back(victim)
+                self.preemptions += 1
+                if self.pool.available >= wanted:
+                    return True
+        return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        self._give_back(sequence)
+        sequence.state = WAITING
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.state == RUNNING:
+            del self.running[sequence]
+        elif sequence.state == PARKED:
+            del self.parked[sequence]
+        else:
+            self.waiting.remove(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Release all blocks, the last first: a prefix's tail is evicted before its head."""
+        for block in reversed(sequence.blocks):
+            self.pool.release(block)
+        sequence.blocks.clear()
+        sequence.computed = sequence.published = 0
+
+    def _name_blocks(self, sequence: Sequence, count: int) -> None:
+        """Extend the chained hashes to the first `count` blocks."""
+        size = self.pool.block_size
+        hashes = sequence.hashes
+        while len(hashes) < count:
+            start = len(hashes) * size
+            before = hashes[-1] if hashes else sequence.salt.encode()
+            hashes.append(chain(before, sequence.tokens[start : start + size]))
