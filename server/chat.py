@@ -1,0 +1,178 @@
+"""Chat messages to token ids, by the model's own Jinja template.
+
+Imports jinja2 and engine.tokenizer, and no I/O. It promises that the result equals what `transformers` makes of the
+same messages, and that no text in them (content, names, tools) is ever parsed as a control token: a literal
+`<|im_end|>` that a user wrote reaches the model as the ordinary characters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, ClassVar
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.tokenizer import Tokenizer
+
+# A template adds little to its messages, which the request body's limit bounds (8 MiB by default). Four times that
+# is a template that runs away.
+RENDERED_CHARS_MAX = 32 * 1024 * 1024
+
+Message = Mapping[str, Any]
+
+
+class ChatError(ValueError):
+    """These messages can't become a prompt; the text says why, for the client."""
+
+
+class ChatTemplate:
+    """One model's template, compiled once. Safe to use from any thread."""
+
+    def __init__(
+        self, source: str, bos_token: str = "", eos_token: str = "", *, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        self._special = {"bos_token": bos_token, "eos_token": eos_token}
+        self._template: jinja2.Template | None = None
+        self._problem = "this model has no chat template; use the completions API with a whole prompt"
+        if source:
+            try:
+                self._template = _environment(now).from_string(source)
+            except jinja2.TemplateError as error:
+                self._problem = f"the model's chat template can't be compiled: {error}"
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt's text. Keys of a message whose value is None are left out, as if they were not there.
+
+        Raises ChatError with the template's own words if it refuses the messages, and if there is no template.
+        """
+        if self._template is None:
+            raise ChatError(self._problem)
+        if not messages:
+            raise ChatError("messages is empty; the chat template needs at least one message")
+        context = {
+            **self._special,
+            **kwargs,
+            "messages": [{key: value for key, value in message.items() if value is not None} for message in messages],
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return _bounded(self._template, context)
+        except jinja2.UndefinedError as error:
+            raise ChatError(f"the model's chat template can't render these messages: {error}") from None
+        except jinja2.TemplateError as error:
+            raise ChatError(error.message or str(error)) from None
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            OverflowError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise ChatError(f"the model's chat template can't render these messages: {error}") from None
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Message] | None = None,
+    add_generation_prompt: bool = True,
+    **kwargs: Any,
+) -> list[int]:
+    """Ids of the rendered messages. No BOS is added: a template that wants one writes it.
+
+    Special markers in any string of `messages`, `tools` and `kwargs` become ordinary text. Raises ChatError.
+    """
+    guard = _Guard(tokenizer)
+    try:
+        messages, tools, kwargs = guard.value((messages, tools, kwargs))
+    except RecursionError:
+        raise ChatError("messages are nested too deeply") from None
+    text = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+    try:
+        return tokenizer.encode_guarded(text) if guard.masked else tokenizer.encode(text, add_bos=False)
+    except ValueError as error:
+        raise ChatError(f"messages: {error}") from None
+
+
+class _Guard:
+    """Copies JSON values with their strings guarded; `masked` tells whether any had to be."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._guard = tokenizer.guard
+        self.masked = False
+
+    def value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            guarded = self._guard(value)
+            self.masked |= guarded is not value
+            return guarded
+        if isinstance(value, Mapping):
+            return {self.value(key): self.value(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(item) for item in value]
+        return value
+
+
+def _bounded(template: jinja2.Template, context: dict[str, Any]) -> str:
+    parts: list[str] = []
+    chars = 0
+    for part in template.generate(context):
+        parts.append(part)
+        chars += len(part)
+        if chars > RENDERED_CHARS_MAX:
+            raise ChatError(f"the model's chat template made more than {RENDERED_CHARS_MAX} characters")
+    return "".join(parts)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's text for training; serving renders only its body."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    """The names and options that templates written for `transformers` rely on."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: now().strftime(format)
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes <, > and & for HTML, which a prompt is not.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
