@@ -76,6 +76,7 @@ class Refusal:
 
     status: int
     message: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # that the answer must carry
 
 
 Event = Request | Body | BodyEnd | Refusal
