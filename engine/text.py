@@ -74,7 +74,11 @@ class TextStream:
             piece = piece.removeprefix(b" ")
         data = self._tail + piece
         text, used = codecs.utf_8_decode(data, "replace", False)
-        self._tail = data[used:]
+        tail = data[used:]
+        if len(tail) == 2 and tail[0] == 0xED and tail[1] >= 0xA0:
+            # A surrogate: nothing can complete it, but CPython waits for the third byte.
+            text, tail = text + tail.decode("utf-8", "replace"), b""
+        self._tail = tail
         return text
 
     def _advance(self, text: str) -> str:
