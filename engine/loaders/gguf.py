@@ -1,0 +1,150 @@
+"""GGUF checkpoints (llama.cpp's format): metadata, tokenizer and quantised weights in one file.
+
+May import numpy, torch and the gguf package. Weights are dequantised tensor by tensor to float32.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from engine.models.config import ModelConfig, ModelError, from_gguf
+from engine.wire import TokenizerSpec
+
+_TOP_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_MAGIC = b"GGUF"
+
+# Control tokens that end a turn in the common chat formats. Converters name only one end token, and for many chat
+# models it is the end of a text.
+_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<|eom_id|>", "<end_of_turn>"})
+_CONTROL = 3  # tokenizer.ggml.token_type
+
+
+class GGUFCheckpoint:
+    """One file, mapped; see `Checkpoint`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reader = _open(path)
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        values = {key: _contents(field) for key, field in self._reader.fields.items()}
+        divisors = self._tensors.get("rope_freqs.weight")
+        self.config: ModelConfig = from_gguf(
+            values,
+            self._tensors.__contains__,
+            () if divisors is None else tuple(_dequantised(divisors, path).ravel().tolist()),
+            str(path),
+        )
+        self.eos_ids: list[int] = _eos_ids(values)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """See `Checkpoint`."""
+        stored_name = _stored_name(name)
+        stored = self._tensors.get(stored_name)
+        if stored is None:
+            raise ModelError(f"{self._path}: tensor {stored_name} is missing")
+        found = tuple(int(size) for size in reversed(stored.shape))
+        if found != shape:
+            raise ModelError(f"{self._path}: tensor {stored_name} has shape {found}, not {shape}")
+        values = _dequantised(stored, self._path)
+        if self.config.architecture == "llama" and ("attn_q." in stored_name or "attn_k." in stored_name):
+            values = _unpermuted(values, self.config.head_dim)
+        return torch.from_numpy(np.array(values, dtype=np.float32))
+
+    def tokenizer(self) -> TokenizerSpec:
+        """See `Checkpoint`."""
+        from engine import vocab
+
+        return vocab.from_gguf(self._reader)
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    """The gguf package raises whatever numpy raises on a file that ends early, so that is translated here."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+        if magic != _MAGIC:
+            raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r}, not {_MAGIC!r})")
+        return gguf.GGUFReader(path)
+    except OSError as error:
+        raise ModelError(f"{path}: can't be read: {error.strerror or error}") from None
+    except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
+        raise ModelError(f"{path}: a damaged or truncated GGUF file: {error}") from None
+
+
+def _contents(field: Any) -> Any:
+    """A metadata value. Long arrays are the tokenizer's and are read by it; here only their length matters."""
+    if field.types and field.types[0] == gguf.GGUFValueType.ARRAY:
+        return _LazyArray(field)
+    return field.contents()
+
+
+class _LazyArray:
+    """An array in the metadata, converted when it is looked into."""
+
+    def __init__(self, field: Any) -> None:
+        self._field = field
+
+    def __len__(self) -> int:
+        return len(self._field.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._field.contents(index)
+
+
+def _stored_name(name: str) -> str:
+    """GGUF's name for a Hugging Face tensor name."""
+    if match := _LAYER.fullmatch(name):
+        layer, part, kind = match.groups()
+        return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind}"
+    part, _, kind = name.rpartition(".")
+    return f"{_TOP_NAMES[part]}.{kind}"
+
+
+def _dequantised(tensor: Any, path: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+    try:
+        values: np.ndarray[Any, np.dtype[np.float32]] = gguf.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError:
+        kind = tensor.tensor_type.name
+        raise ModelError(f"{path}: tensor {tensor.name} is stored as {kind}, which can't be read") from None
+    return values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
+
+
+def _unpermuted(values: np.ndarray[Any, np.dtype[np.float32]], head_dim: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """q or k rows in Hugging Face's order. llama.cpp rotates neighbouring numbers (0 with 1, 2 with 3) in the llama
+    architecture, so its converter stores the rows of each head with their two halves interleaved."""
+    pairs = values.reshape(-1, head_dim // 2, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _eos_ids(values: dict[str, Any]) -> list[int]:
+    named = [values.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    ids = [int(each) for each in named if each is not None]
+    tokens, kinds = values.get("tokenizer.ggml.tokens"), values.get("tokenizer.ggml.token_type")
+    if tokens is not None and kinds is not None:
+        controls = (index for index in range(min(len(tokens), len(kinds))) if kinds[index] == _CONTROL)
+        ids += [index for index in controls if tokens[index] in _TURN_ENDS]
+    return list(dict.fromkeys(ids))

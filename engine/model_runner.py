@@ -1,0 +1,136 @@
+"""Runs a model for the engine core: one call for each step, token ids in, token ids out.
+
+May import numpy, torch and the engine's model side. It holds no state of a sequence: what a step needs is in its
+slices, and the KV cache belongs to the attention backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine import catalog
+from engine.attention import Attention, StepBatch
+from engine.attention.cpu import CPUAttention
+from engine.loaders import Checkpoint, open_checkpoint
+from engine.models.config import ModelError
+from engine.models.llama import LlamaDecoder
+from engine.sampler import Sampler
+from engine.sequence import Sampled, Slice
+from engine.wire import TokenizerSpec
+
+__all__ = ["ModelError", "ModelRunner"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelRunner:
+    """A loaded model. `allocate` comes before the first `execute`."""
+
+    name: str
+    tokenizer: TokenizerSpec
+    vocab_size: int
+    eos_ids: list[int]  # every id that ends a turn or a text
+    context_tokens_max: int  # what the model can attend to; the pool may hold less
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: TokenizerSpec,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        progress: Callable[[str, int, int], None],
+    ) -> None:
+        device = torch.device("cpu")
+        self.config = checkpoint.config
+        self.name = name
+        self.tokenizer = tokenizer
+        self.vocab_size = self.config.vocab_size
+        self.eos_ids = [each for each in checkpoint.eos_ids if 0 <= each < self.vocab_size]
+        self.context_tokens_max = self.config.context_tokens_max
+        self._dtype = dtype
+        with torch.inference_mode():
+            self._model = LlamaDecoder(self.config, checkpoint, device=device, dtype=dtype, progress=progress)
+        self._attention: Attention = CPUAttention(self.config, dtype)
+        self._sampler = Sampler(self.eos_ids)
+        self._block_size = 0
+
+    @classmethod
+    def load(
+        cls, path_or_name: str, *, device: str, dtype: str, progress: Callable[[str, int, int], None]
+    ) -> ModelRunner:
+        """Finds (see `catalog.resolve`), reads and prepares a model. `device`: auto, cpu. `dtype`: auto, float32,
+        bfloat16, float16. `progress(what, done, total)` is told of long work; total 0 means that it isn't known.
+        Raises ModelError for whatever stands in the way."""
+        if device not in ("auto", "cpu"):
+            raise ModelError(f"device {device!r} is not available here; use auto or cpu")
+        if dtype != "auto" and dtype not in _DTYPES:
+            raise ModelError(f"dtype {dtype!r} is not known; use auto, {', '.join(_DTYPES)}")
+        path = catalog.resolve(path_or_name, progress=progress)
+        checkpoint = open_checkpoint(path)
+        name = path_or_name if path_or_name in catalog.KNOWN else _name(path_or_name, path)
+        # Only float32 makes a text independent of its batch, so it is what nobody has to ask for.
+        numbers = _DTYPES.get(dtype, torch.float32)
+        return cls(name, checkpoint.tokenizer(), checkpoint, dtype=numbers, progress=progress)
+
+    def block_bytes(self, block_size: int) -> int:
+        """Memory of one block: keys and values of `block_size` tokens in all layers."""
+        config = self.config
+        return 2 * config.layers * config.kv_heads * config.head_dim * block_size * self._dtype.itemsize
+
+    def allocate(self, blocks: int, block_size: int) -> None:
+        """Makes the KV cache. Raises ModelError when the memory can't be had."""
+        self._block_size = block_size
+        try:
+            self._attention.allocate(blocks, block_size)
+        except RuntimeError:
+            size = blocks * self.block_bytes(block_size) / 2**30
+            raise ModelError(f"{blocks} KV blocks need {size:.1f} GiB of memory; ask for fewer") from None
+
+    @torch.inference_mode()
+    def execute(self, slices: list[Slice]) -> list[Sampled]:
+        """Computes every slice and chooses the next token of those with `sample` set; one answer for each of these,
+        in their order."""
+        batch = _batch(slices, self._block_size)
+        ids = np.fromiter(
+            chain.from_iterable(each.sequence.tokens[each.start : each.start + each.count] for each in slices),
+            np.int64,
+            len(batch.positions),
+        )
+        plan = self._attention.plan(batch)
+        hidden = self._model.forward(
+            torch.from_numpy(ids),
+            torch.from_numpy(batch.positions),
+            lambda layer, q, k, v: self._attention.attend(plan, layer, q, k, v),
+        )
+        sampled = [index for index, each in enumerate(slices) if each.sample]
+        if not sampled:
+            return []
+        last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1)
+        logits = self._model.logits(hidden.index_select(0, last_rows))
+        return self._sampler.choose(logits, [slices[index].sequence for index in sampled])
+
+
+def _batch(slices: list[Slice], block_size: int) -> StepBatch:
+    starts = np.array([each.start for each in slices], np.int64)
+    counts = np.array([each.count for each in slices], np.int64)
+    rows = np.concatenate(([0], counts.cumsum()))
+    contexts = starts + counts
+    blocks = -(-contexts // block_size)
+    tables = np.full((len(slices), int(blocks.max())), -1, np.int64)
+    for table, count, each in zip(tables, blocks.tolist(), slices, strict=True):
+        table[:count] = each.sequence.blocks[:count]
+    owner = np.repeat(np.arange(len(slices)), counts)
+    positions = np.arange(rows[-1]) + (starts - rows[:-1])[owner]
+    slots = tables[owner, positions // block_size] * block_size + positions % block_size
+    return StepBatch(positions, slots, rows, contexts, tables)
+
+
+def _name(asked: str, path: Path) -> str:
+    """What to call a model that the catalog doesn't know: org/name as asked, or the last part of its path."""
+    return path.stem if path.is_file() else path.resolve().name if Path(asked).is_dir() else asked

@@ -1,0 +1,157 @@
+"""Chooses the next token of many sequences at once from their logits.
+
+May import numpy, torch and the engine's wire types. A row's choice depends on its own logits and on its `Sampling`,
+never on the rows beside it, and its randomness is a pure function of (seed, prompt index, choice index, token index).
+
+Filters apply in this order: temperature, top_k, top_p over what top_k left, min_p relative to the likeliest token.
+The draw inverts the cumulative distribution in the order of token ids, not of probabilities: two nearly equal
+probabilities that trade places by a rounding difference would otherwise change the token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.sequence import Sampled, Sequence
+from engine.wire import Logprob, Sampling
+
+# How many of the likeliest tokens a filter looks at before it sorts the whole vocabulary. Each row takes the first
+# width that suffices for it, whatever its neighbours need, so that ties are broken the same way in every batch.
+_WIDTHS = (64, 512)
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Sampler:
+    """`eos_ids` are banned, with a sequence's own stop ids, until it has its min_tokens."""
+
+    def __init__(self, eos_ids: list[int]) -> None:
+        self._eos_ids = eos_ids
+
+    def choose(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
+        """logits [rows, vocab], float32, one row for each sequence -> one answer for each. A row with a NaN, with no
+        finite logit or with an infinite one is answered with an error."""
+        samplings = [each.sampling for each in sequences]
+        allowed = self._without_banned(logits, sequences)
+        best, tokens = allowed.max(-1)
+        drawn = [row for row, each in enumerate(samplings) if each.temperature > 0]
+        if drawn:
+            rows = torch.tensor(drawn, device=logits.device)
+            generated = [sequences[row].generated for row in drawn]
+            tokens[rows] = draw(allowed[rows], [samplings[row] for row in drawn], generated)
+        usable = best.isfinite().tolist()
+        answers = [
+            Sampled(token) if good else Sampled(-1, error="the model's output holds no finite number to choose from")
+            for token, good in zip(tokens.tolist(), usable, strict=True)
+        ]
+        self._add_logprobs(logits, samplings, answers)
+        return answers
+
+    def _without_banned(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+        """The logits, with -inf at every id that must not come yet; a copy if there is any."""
+        rows, ids = [], []
+        for row, sequence in enumerate(sequences):
+            if sequence.generated < sequence.sampling.min_tokens:
+                banned = {*self._eos_ids, *sequence.sampling.stop_ids}
+                ids += [each for each in banned if 0 <= each < logits.shape[1]]
+                rows += [row] * (len(ids) - len(rows))
+        if not rows:
+            return logits
+        allowed = logits.clone()
+        allowed[rows, ids] = -torch.inf
+        return allowed
+
+    def _add_logprobs(self, logits: torch.Tensor, samplings: list[Sampling], answers: list[Sampled]) -> None:
+        """Log probabilities are the model's own: of the logits as they came, before any filter."""
+        wanted = [row for row, each in enumerate(samplings) if each.logprobs >= 0 and not answers[row].error]
+        if not wanted:
+            return
+        logprobs = logits[wanted].log_softmax(-1)
+        chosen = logprobs[range(len(wanted)), [answers[row].token for row in wanted]].tolist()
+        width = min(max(samplings[row].logprobs for row in wanted), logits.shape[1])
+        values, ids = logprobs.topk(width)
+        for row, logprob, top, tops in zip(wanted, chosen, ids.tolist(), values.tolist(), strict=True):
+            count = samplings[row].logprobs
+            answers[row].logprob = Logprob(0, logprob, top[:count], tops[:count])
+
+
+def draw(logits: torch.Tensor, samplings: list[Sampling], generated: list[int]) -> torch.Tensor:
+    """One token for each row of logits [rows, vocab], by temperature (above 0), filters and `uniform`: [rows] int64.
+    `generated` is the index of the token that is drawn."""
+    count, vocab = logits.shape
+    temperature = torch.tensor([each.temperature for each in samplings], dtype=torch.float64)[:, None]
+    top_k = np.array([each.top_k if 0 < each.top_k < vocab else 0 for each in samplings])
+    top_p = np.array([each.top_p for each in samplings])
+    min_p = torch.tensor([each.min_p for each in samplings], dtype=torch.float64)[:, None]
+    chance = torch.from_numpy(uniform(samplings, generated))
+    tokens = torch.empty(count, dtype=torch.int64)
+    # Relative to the likeliest token, which has weight 1; sums of weights stay far from overflow at any temperature.
+    weights = ((logits.double() - logits.max(-1, keepdim=True).values) / temperature).exp_()
+    plain = (top_k == 0) & (top_p >= 1)
+    left = np.flatnonzero(~plain)
+    if plain.any():
+        rows = torch.from_numpy(np.flatnonzero(plain))
+        mine = weights[rows]
+        tokens[rows] = _invert(mine * (mine >= min_p[rows]), chance[rows])
+    for width in (*_WIDTHS, vocab):
+        if not len(left):
+            break
+        fits = left[(top_k[left] <= width) & ((top_k[left] > 0) | (width > _WIDTHS[0]))]
+        rows = torch.from_numpy(fits)
+        found, ids, done = _nucleus(weights[rows], torch.from_numpy(top_k[fits]), torch.from_numpy(top_p[fits]), width)
+        ids, order = ids.sort(-1)
+        place = _invert((found * (found >= min_p[rows])).gather(-1, order), chance[rows])
+        picked = ids.gather(-1, place[:, None])[:, 0]
+        tokens[rows[done]] = picked[done]
+        left = np.setdiff1d(left, fits[done.numpy()])
+    return tokens
+
+
+def _nucleus(
+    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What top_k (0: off) and top_p keep among the `width` likeliest: their weights (0 where dropped) and ids, both
+    [rows, width], and which rows are settled by so many."""
+    vocab = weights.shape[1]
+    found, ids = weights.topk(min(width, vocab))
+    limited = top_k[:, None] > 0
+    found = found * (~limited | (torch.arange(found.shape[1]) < top_k[:, None]))
+    total = torch.where(limited, found.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+    reached = found.cumsum(-1)
+    keep = reached - found < top_p[:, None] * total
+    keep[:, 0] = True
+    enough = limited[:, 0] | (reached[:, -1:] >= top_p[:, None] * total)[:, 0] | (width >= vocab)
+    return found * keep, ids, enough
+
+
+def _invert(weights: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+    """The column of weights [rows, n] in which `chance` [rows] of each row's sum falls; never one of weight 0."""
+    reached = weights.cumsum(-1)
+    total = reached[:, -1:]
+    # Rounding may put the target on the total itself, which the last column with a weight reaches.
+    target = torch.minimum(chance[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(reached, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
+
+
+def uniform(samplings: list[Sampling], generated: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """A number in [0, 1) for each row, 53 random bits: a hash of its seed, prompt index, choice index and the index of
+    the token to come. Each word goes through SplitMix64's finaliser (Steele, Lea, Flood 2014), which is a bijection,
+    so rows that differ in one word alone never share a state."""
+    words = np.array(
+        [
+            (each.seed, each.prompt_index, each.choice_index, index)
+            for each, index in zip(samplings, generated, strict=True)
+        ],
+        dtype=np.uint64,
+    )
+    state = np.zeros(len(words), np.uint64)
+    for column in words.T:
+        state = _mix((state ^ column) + _GOLDEN)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
