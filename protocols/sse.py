@@ -22,6 +22,7 @@ PING = b": ping\n"
 
 _line_end = re.compile(rb"\r\n|\r|\n")
 _unfit = re.compile("[\r\n\x00]")
+_retry = re.compile("[0-9]{1,18}")  # beyond that it is no time to wait
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -131,7 +132,7 @@ class Parser:
         elif name == b"id":
             if "\x00" not in value:
                 self.last_event_id = value
-        elif name == b"retry" and value.isascii() and value.isdigit():
+        elif name == b"retry" and _retry.fullmatch(value):
             self._retry_ms = self.retry_ms = int(value)
 
     def _dispatch(self, events: list[ServerEvent]) -> None:
