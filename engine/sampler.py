@@ -50,7 +50,8 @@ class Sampler:
 
     def _without_banned(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """The logits, with -inf at every id that must not come yet; a copy if there is any."""
-        rows, ids = [], []
+        rows: list[int] = []
+        ids: list[int] = []
         for row, sequence in enumerate(sequences):
             if sequence.generated < sequence.sampling.min_tokens:
                 banned = {*self._eos_ids, *sequence.sampling.stop_ids}

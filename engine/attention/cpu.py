@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from engine.attention import Ints, StepBatch
 from engine.models.config import ModelConfig
@@ -42,7 +42,7 @@ class _Group:
     rows: torch.Tensor  # [R]
     gather: torch.Tensor  # [R * kv_heads * blocks]
     hidden: torch.Tensor  # [R, 1, 1, tokens] bool: gathered tokens that don't count
-    stale: torch.Tensor  # gathered tokens, counted over [R * kv_heads * tokens], that were never written
+    stale: torch.Tensor  # places never written in the rows' last blocks, counted over [R * kv_heads * tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class CPUAttention:
     ) -> None:
         shape = (1, self._kv_heads, -1, self._head_dim)
         k, v = (each.view(shape)[:, :, part.first : part.end] for each in (keys, values))
-        mixed = F.scaled_dot_product_attention(q[part.row].reshape(shape), k, v, scale=self._scale)
+        mixed = functional.scaled_dot_product_attention(q[part.row].reshape(shape), k, v, scale=self._scale)
         out[part.row] = mixed.view(-1, self._head_dim)
 
     def _attend_group(
@@ -156,7 +156,7 @@ class CPUAttention:
         heads = (-1, self._kv_heads, self._shared, self._head_dim)
         queries, target = q[part.rows].view(heads), out[part.rows].view(heads)
         for tile in part.tiles:
-            mixed = F.scaled_dot_product_attention(
+            mixed = functional.scaled_dot_product_attention(
                 queries[tile.queries].permute(1, 2, 0, 3),
                 k[:, :, tile.keys],
                 v[:, :, tile.keys],
@@ -200,7 +200,8 @@ class CPUAttention:
             return _Single(int(batch.rows[slices[0]]), gather, int(firsts[0]) - offset, int(contexts[0]) - offset)
         positions = skipped[:, None] * size + np.arange(blocks * size)
         hidden = (positions >= contexts[:, None]) | (positions < firsts[:, None])
-        stale = np.broadcast_to((positions >= contexts[:, None])[:, None], (len(slices), self._kv_heads, blocks * size))
+        unwritten = (positions >= contexts[:, None]) & np.repeat(inside, size, axis=1)
+        stale = np.broadcast_to(unwritten[:, None], (len(slices), self._kv_heads, blocks * size))
         return _Group(
             rows=torch.from_numpy(batch.rows[slices]),
             gather=gather,

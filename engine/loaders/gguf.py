@@ -81,6 +81,20 @@ class GGUFCheckpoint:
         return vocab.from_gguf(self._reader)
 
 
+class _Reader(gguf.GGUFReader):
+    """The package's reader on a plain view of the mapped file: parsing a vocabulary takes several slices for each
+    token, and slices of a numpy memmap cost four times as much."""
+
+    @property
+    def data(self) -> Any:
+        """The file's bytes."""
+        return self._bytes
+
+    @data.setter
+    def data(self, mapped: Any) -> None:
+        self._bytes = np.asarray(mapped)
+
+
 def _open(path: Path) -> gguf.GGUFReader:
     """The gguf package raises whatever numpy raises on a file that ends early, so that is translated here."""
     try:
@@ -88,7 +102,7 @@ def _open(path: Path) -> gguf.GGUFReader:
             magic = file.read(len(_MAGIC))
         if magic != _MAGIC:
             raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r}, not {_MAGIC!r})")
-        return gguf.GGUFReader(path)
+        return _Reader(path)
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror or error}") from None
     except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:

@@ -7,7 +7,7 @@ SmolLM2's shapes in float32 that makes products of 1 to 512 rows 1.5 to 3 times 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 # The number of rows that oneDNN's layout is chosen for. Layouts chosen for 8 to 64 rows served 1 to 512 rows equally
 # well; the one chosen for a single row was a third slower everywhere.
@@ -28,13 +28,13 @@ class Linear:
         if self.packed:
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return y
-        return F.linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
     """The weight in oneDNN's layout, or None where that can't be had (another device, a build without oneDNN, a type
     that this processor has no product for)."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
         packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from engine.models.config import ModelConfig
 from engine.models.linear import Linear
@@ -77,17 +77,17 @@ class LlamaDecoder:
         tokens = len(ids)
         query_and_key_heads = config.heads + config.kv_heads
         angles = self._rotary.angles(positions)
-        x = F.embedding(ids, self._embedding)
+        x = functional.embedding(ids, self._embedding)
         for index, layer in enumerate(self._layers):
             heads = layer.qkv(self._normed(x, layer.attention_norm)).view(tokens, -1, config.head_dim)
             qk, v = heads[:, :query_and_key_heads], heads[:, query_and_key_heads:]
             if layer.qk_norm is not None:
-                qk = F.rms_norm(qk, (config.head_dim,), None, config.rms_norm_eps) * layer.qk_norm
+                qk = functional.rms_norm(qk, (config.head_dim,), None, config.rms_norm_eps) * layer.qk_norm
             qk = self._rotary.rotate(qk, angles)
             mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], v)
             x = layer.output(mixed).add_(x)
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
-            x = layer.down(F.silu(gate).mul_(up)).add_(x)
+            x = layer.down(functional.silu(gate).mul_(up)).add_(x)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ class LlamaDecoder:
         return self._head(self._normed(hidden, self._norm)).float()
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
+        return functional.rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._weights.tensor(name, shape).to(self._device, self._dtype)

@@ -62,7 +62,7 @@ class Rotary:
         cos, sin = angles
         if self._dim == x.shape[-1]:
             return torch.addcmul(x * cos, x.roll(self._dim // 2, -1), sin)
-        turned, kept = x.split((self._dim, x.shape[-1] - self._dim), -1)
+        turned, kept = x[..., : self._dim], x[..., self._dim :]
         return torch.cat((torch.addcmul(turned * cos, turned.roll(self._dim // 2, -1), sin), kept), -1)
 
     def _at(self, positions: torch.Tensor) -> torch.Tensor:
