@@ -233,6 +233,13 @@ def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
     raise VocabError(f"tokenizer.ggml.pre is {pre!r}; known are gpt-2, default, smollm, llama-bpe and qwen2")
 
 
+def _bpe(vocab: dict[str, int], merges: Any, **options: Any) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer(models.BPE(vocab, merges, **options))
+    except Exception as error:  # the package raises bare Exception, and TypeError for a merge that is no pair
+        raise VocabError(f"the tokens and merges don't fit together: {error}") from None
+
+
 class _GgufVocabulary:
     """The `tokenizer.ggml.*` arrays of one file."""
 
@@ -261,7 +268,7 @@ class _GgufVocabulary:
         """The tokenizer, and whether a file that doesn't say so wants BOS."""
         pre = self.get("tokenizer.ggml.pre", "default")
         merges = [tuple(merge.split(" ", 1)) for merge in self.get("tokenizer.ggml.merges", [])]
-        tokenizer = tokenizers.Tokenizer(models.BPE(self._spellings(), merges, ignore_merges=pre == "llama-bpe"))
+        tokenizer = _bpe(self._spellings(), merges, ignore_merges=pre == "llama-bpe")
         tokenizer.pre_tokenizer = _pre_tokenizer(pre)
         tokenizer.decoder = decoders.ByteLevel()
         if pre == "qwen2":
@@ -272,9 +279,7 @@ class _GgufVocabulary:
         """The same for SentencePiece: its scores order the merges, and a space is put before text."""
         vocab = {token: i for i, token in enumerate(self._tokens)}
         unknown = self.token("unknown") or next((self._tokens[i] for i in self.of_type(_UNKNOWN)), None)
-        merges = self._merges_by_score()
-        model = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer = _bpe(vocab, self._merges_by_score(), unk_token=unknown, fuse_unk=True, byte_fallback=True)
         spaces = normalizers.Replace(" ", _SPACE_MARK)
         steps = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
         if self.get("tokenizer.ggml.add_space_prefix", True):

@@ -113,6 +113,13 @@ def test_chat_templates(tmp_path: Path, configured: Any, file: str | None, expec
     assert vocab.from_directory(tmp_path).chat_template == expected
 
 
+def test_a_vocabulary_entry_outside_the_byte_alphabet_is_its_own_text(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(models.BPE({"a": 0, "Ġ": 1, "世": 2}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    save_directory(tmp_path, tokenizer)
+    assert vocab.from_directory(tmp_path).token_bytes == [b"a", b" ", "世".encode()]
+
+
 def test_padding_and_truncation_of_the_file_do_not_apply(tmp_path: Path) -> None:
     tokenizer = train_byte_level()
     tokenizer.enable_truncation(4)
@@ -246,6 +253,23 @@ def test_arrays_of_unequal_length_are_refused(tmp_path: Path) -> None:
         vocab.from_gguf(write_gguf(tmp_path / "y.gguf", "llama", ["a"], [NORMAL]))
     with pytest.raises(vocab.VocabError, match="twice"):
         vocab.from_gguf(write_gguf(tmp_path / "z.gguf", "gpt2", ["a", "a"], [NORMAL, NORMAL]))
+
+
+def test_a_file_without_tokens_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(vocab.VocabError, match=r"no tokenizer\.ggml\.tokens"):
+        vocab.from_gguf(gguf.GGUFReader(tmp_path / "x.gguf"))
+
+
+@pytest.mark.parametrize("merge", ["a z", "a"])
+def test_merges_of_other_tokens_are_refused(tmp_path: Path, merge: str) -> None:
+    reader = write_gguf(tmp_path / "x.gguf", "gpt2", ["a", "b", "ab"], [NORMAL] * 3, token_merges=["a b", merge])
+    with pytest.raises(vocab.VocabError, match="don't fit together"):
+        vocab.from_gguf(reader)
 
 
 def test_an_end_token_with_the_wrong_type_is_a_control_token(tmp_path: Path) -> None:
