@@ -1,8 +1,9 @@
 """The server's side of one WebSocket connection (RFC 6455, RFC 7692), after Http1 parsed the upgrade request.
 
-wsproto is the authority for frames and for connection state. Ours are the handshake's answer, whole messages with a
-bound, the replies that the protocol itself demands (pongs, close frames), and the header of an uncompressed message,
-because a token's message must cost one concatenation (a test proves it identical to wsproto's).
+wsproto is the authority for what the peer sends, for control frames and for the state of the connection. Ours are the
+handshake's answer, whole messages with a bound, the replies that the protocol itself demands (pongs, close frames),
+and the frame header of a message, because a token's message must cost one concatenation (a test proves it identical
+to wsproto's).
 
 Imports wsproto and protocols/ only; no sockets, no clock. `receive` never raises, whatever comes.
 """
@@ -20,10 +21,10 @@ from wsproto import events as ws
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 
 from protocols.http1 import Refusal, Request
-from protocols.websocket_deflate import MalformedExtensions, MessageRules, Terms, negotiate
+from protocols.websocket_deflate import MalformedExtensions, MessageRules, negotiate
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 1.3
-_TEXT, _BINARY = 0x81, 0x82  # final frames of a whole message
+_TEXT, _BINARY, _COMPRESSED = 0x81, 0x82, 0x40  # first byte of a whole message's frame: FIN and opcode; RSV1
 _CONTROL_BYTES_MAX = 125  # RFC 6455 5.5
 _VERSION_HEADERS = ((b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"), (b"Sec-WebSocket-Version", b"13"))
 
@@ -54,8 +55,9 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The connection is over: write `take_outgoing()`, then close the transport. The code is the peer's, or the one
-    that it was told (1002, 1007, 1008, 1009) when it broke a rule; 1005 means that it gave none."""
+    """The connection is over, always the last event: write `take_outgoing()`, then close the transport. The code is
+    the peer's, or the one that it is told (1002, 1007, 1008, 1009) because it broke a rule; 1005 means that it gave
+    none."""
 
     code: int
     reason: str
@@ -77,9 +79,11 @@ class WebSocket:
         self._request = request
         self._max_message = max_message
         self._deflate = deflate
-        self._terms: Terms | None = None
         self._connection: Connection | None = None
-        self._outgoing = bytearray()
+        self._rules: MessageRules | None = None
+        self._outgoing = bytearray()  # pongs
+        self._reply: int | None = None  # the code of a close frame that is owed
+        self._close_sent = False
         self._partial: bytearray | None = None  # the fragments so far of a message; text as UTF-8
         self.closed = False  # nothing more is read or written
 
@@ -120,16 +124,15 @@ class WebSocket:
             if subprotocol not in self.offered_subprotocols:
                 raise ValueError("the client didn't offer this subprotocol")
             fields.append((b"Sec-WebSocket-Protocol", subprotocol.encode()))
-        if self._deflate:
-            self._terms = negotiate(self._values(b"sec-websocket-extensions"))
-        if self._terms:
-            fields.append((b"Sec-WebSocket-Extensions", self._terms.header()))
+        terms = negotiate(self._values(b"sec-websocket-extensions")) if self._deflate else None
+        if terms:
+            fields.append((b"Sec-WebSocket-Extensions", terms.header()))
         for name, value in headers:
             if not _token.fullmatch(name) or _unsendable.search(value):
                 raise ValueError(f"the header {name!r} can't be sent")
             fields.append((name, value))
-        rules = MessageRules(max_message=self._max_message, terms=self._terms)
-        self._connection = Connection(ConnectionType.SERVER, [rules])
+        self._rules = MessageRules(max_message=self._max_message, terms=terms)
+        self._connection = Connection(ConnectionType.SERVER, [self._rules])
         return b"HTTP/1.1 101 Switching Protocols\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % field for field in fields)
 
     def _values(self, name: bytes) -> list[bytes]:
@@ -138,8 +141,9 @@ class WebSocket:
     # What the client sends
 
     def receive(self, data: bytes) -> list[WsEvent]:
-        """The events that `data` completes. What must be sent in answer waits in `take_outgoing`. After Closed, and
-        data messages after `close`, nothing comes any more."""
+        """The events that `data` completes. What must be sent in answer waits in `take_outgoing`; take it behind the
+        events, so that answers to messages before a close still leave. Nothing comes after Closed, and no message
+        after `close`."""
         connection = self._open_connection()
         events: list[WsEvent] = []
         if self.closed:
@@ -158,7 +162,15 @@ class WebSocket:
         return events
 
     def take_outgoing(self) -> bytes:
-        """Pongs and close frames that `receive` made, to be written now."""
+        """Pongs, and the close frame that ends the connection, to be written now."""
+        data = self._take_pongs()
+        code, self._reply = self._reply, None
+        if code is None or self._close_sent:
+            return data
+        self._close_sent = True
+        return data + self._open_connection().send(ws.CloseConnection(code=code))
+
+    def _take_pongs(self) -> bytes:
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
@@ -174,14 +186,12 @@ class WebSocket:
                 return
             whole = self._partial.decode() if is_text else self._partial
             self._partial = None
-        if self._open_connection().state is ConnectionState.OPEN:
+        if not self._close_sent:
             events.append(Text(whole) if isinstance(whole, str) else Binary(bytes(whole)))
 
     def _finish(self, event: ws.CloseConnection) -> Closed:
         """The peer closed, answered our close, or (the state hasn't changed then) broke a rule."""
-        connection = self._open_connection()
-        if connection.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
-            self._outgoing += connection.send(ws.CloseConnection(code=event.code))
+        self._reply = event.code
         self.closed = True
         self._partial = None
         return Closed(int(event.code), event.reason or "")
@@ -189,38 +199,41 @@ class WebSocket:
     # What the server sends
 
     def text(self, data: bytes) -> bytes:
-        """One text message from UTF-8 bytes. Empty once the connection is closing, as for all frames here."""
-        if not self._writable():
-            return b""
-        if self._terms:
-            return self._open_connection().send(ws.TextMessage(data=data.decode()))
-        return _header(_TEXT, len(data)) + data
+        """One text message from UTF-8 bytes, behind the pongs that wait. Empty once a close frame was made, as for
+        all frames here."""
+        return self._message(_TEXT, data)
 
     def binary(self, data: bytes) -> bytes:
         """One binary message."""
-        if not self._writable():
+        return self._message(_BINARY, data)
+
+    def _message(self, first: int, data: bytes) -> bytes:
+        if self._close_sent:
             return b""
-        if self._terms:
-            return self._open_connection().send(ws.BytesMessage(data=data))
-        return _header(_BINARY, len(data)) + data
+        if self._rules is None:
+            raise RuntimeError("the upgrade wasn't accepted yet")
+        if (packed := self._rules.deflate(data)) is not None:
+            first, data = first | _COMPRESSED, packed
+        frame = _header(first, len(data)) + data
+        return self._take_pongs() + frame if self._outgoing else frame
 
     def ping(self, payload: bytes = b"") -> bytes:
         """A ping frame. ValueError when the payload has more than 125 bytes."""
         if len(payload) > _CONTROL_BYTES_MAX:
             raise ValueError(f"a ping holds at most {_CONTROL_BYTES_MAX} bytes")
-        return self._open_connection().send(ws.Ping(payload=payload)) if self._writable() else b""
+        connection = self._open_connection()
+        return connection.send(ws.Ping(payload=payload)) if connection.state is ConnectionState.OPEN else b""
 
     def close(self, code: int, reason: str = "") -> bytes:
         """The close frame that begins the closing handshake; its end comes as Closed. A reason that is too long is
         cut. ValueError for a code that may not be sent."""
         if not (1000 <= code <= 1014 and code not in (1004, 1005, 1006)) and not 3000 <= code <= 4999:
             raise ValueError(f"{code} is no close code that may be sent")
-        if not self._writable():
+        connection = self._open_connection()
+        if self._close_sent:
             return b""
-        return self._open_connection().send(ws.CloseConnection(code=code, reason=reason))
-
-    def _writable(self) -> bool:
-        return self._open_connection().state is ConnectionState.OPEN
+        self._close_sent = True
+        return self._take_pongs() + connection.send(ws.CloseConnection(code=code, reason=reason))
 
     def _open_connection(self) -> Connection:
         if self._connection is None:

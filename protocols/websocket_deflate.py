@@ -139,7 +139,7 @@ def _accept(parameters: Parameters) -> Terms | None:
 
 
 class MessageRules(Extension):
-    """Bounds every message at `max_message` bytes after inflating; deflates and inflates when `terms` say so.
+    """Bounds every message at `max_message` bytes after inflating; inflates and deflates when `terms` say so.
 
     wsproto asks for a header's verdict again when the masking key behind it hasn't come, so `frame_inbound_header`
     only looks; what was consumed is counted with the payload."""
@@ -233,16 +233,14 @@ class MessageRules(Extension):
             if not data:
                 return b"".join(parts)
 
-    def frame_outbound(
-        self, proto: FrameDecoder | FrameProtocol, opcode: Opcode, rsv: RsvBits, data: bytes, fin: bool
-    ) -> tuple[RsvBits, bytes]:
-        """A whole message deflated. An empty one goes as it is: it has no shorter form."""
-        if self._terms is None or opcode.iscontrol() or not data:
-            return rsv, data
+    def deflate(self, data: bytes) -> bytes | None:
+        """A whole message's payload deflated, or None for one that goes as it is: an empty one has no shorter form."""
+        if self._terms is None or not data:
+            return None
         if self._deflater is None:
             bits = min(self._terms.server_window_bits or _WINDOW_BITS_OWN_MAX, _WINDOW_BITS_OWN_MAX)
             self._deflater = zlib.compressobj(wbits=-bits, memLevel=_MEMORY_LEVEL)
         packed = self._deflater.compress(data) + self._deflater.flush(zlib.Z_SYNC_FLUSH)
         if self._terms.server_no_context_takeover:
             self._deflater = None
-        return RsvBits(True, rsv.rsv2, rsv.rsv3), packed.removesuffix(_EMPTY_BLOCK)
+        return packed.removesuffix(_EMPTY_BLOCK)
