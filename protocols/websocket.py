@@ -27,6 +27,8 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 1.3
 _TEXT, _BINARY, _COMPRESSED = 0x81, 0x82, 0x40  # first byte of a whole message's frame: FIN and opcode; RSV1
 _CONTROL_BYTES_MAX = 125  # RFC 6455 5.5
 _VERSION_HEADERS = ((b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"), (b"Sec-WebSocket-Version", b"13"))
+# What a peer is told about its fault; for a protocol error (1002) wsproto's own words are better.
+_FAULTS = {1007: "invalid UTF-8 or compressed data", 1008: "too many empty fragments", 1009: "message too big"}
 
 _token = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _unsendable = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -82,7 +84,7 @@ class WebSocket:
         self._connection: Connection | None = None
         self._rules: MessageRules | None = None
         self._outgoing = bytearray()  # pongs
-        self._reply: int | None = None  # the code of a close frame that is owed
+        self._reply: ws.CloseConnection | None = None  # a close frame that is owed
         self._close_sent = False
         self._partial: bytearray | None = None  # the fragments so far of a message; text as UTF-8
         self.closed = False  # nothing more is read or written
@@ -164,11 +166,11 @@ class WebSocket:
     def take_outgoing(self) -> bytes:
         """Pongs, and the close frame that ends the connection, to be written now."""
         data = self._take_pongs()
-        code, self._reply = self._reply, None
-        if code is None or self._close_sent:
+        reply, self._reply = self._reply, None
+        if reply is None or self._close_sent:
             return data
         self._close_sent = True
-        return data + self._open_connection().send(ws.CloseConnection(code=code))
+        return data + self._open_connection().send(reply)
 
     def _take_pongs(self) -> bytes:
         data = bytes(self._outgoing)
@@ -190,11 +192,16 @@ class WebSocket:
             events.append(Text(whole) if isinstance(whole, str) else Binary(bytes(whole)))
 
     def _finish(self, event: ws.CloseConnection) -> Closed:
-        """The peer closed, answered our close, or (the state hasn't changed then) broke a rule."""
-        self._reply = event.code
+        """The peer closed or answered our close; or else it broke a rule, and the state hasn't changed."""
         self.closed = True
         self._partial = None
-        return Closed(int(event.code), event.reason or "")
+        reason = event.reason or ""
+        if self._open_connection().state in (ConnectionState.REMOTE_CLOSING, ConnectionState.CLOSED):
+            self._reply = ws.CloseConnection(code=event.code)
+        else:
+            reason = _FAULTS.get(event.code, reason)
+            self._reply = ws.CloseConnection(code=event.code, reason=reason)
+        return Closed(int(event.code), reason)
 
     # What the server sends
 

@@ -153,7 +153,7 @@ class MessageRules(Extension):
         self._inflater: zlib._Decompress | None = None
         self._deflater: zlib._Compress | None = None
         self._in_control = False
-        self._compressed = False
+        self._in_message = False
         self._begin_message(compressed=False)
 
     def enabled(self) -> bool:
@@ -179,13 +179,16 @@ class MessageRules(Extension):
         self._in_control = opcode.iscontrol()
         if self._in_control:
             return RsvBits(False, False, False)
-        if opcode is not Opcode.CONTINUATION:
+        # wsproto's own check comes behind the payload, too late for one that may not inflate.
+        if (opcode is Opcode.CONTINUATION) is not self._in_message:
+            return CloseReason.PROTOCOL_ERROR
+        if not self._in_message:
             self._begin_message(compressed=rsv.rsv1 and self._terms is not None)
         self._frame_bytes = 0
         limit = self._max_wire if self._compressed else self._max_message
         if self._wire_bytes + payload_length > limit:
             return CloseReason.MESSAGE_TOO_BIG
-        return RsvBits(self._terms is not None and opcode is not Opcode.CONTINUATION, False, False)
+        return RsvBits(self._terms is not None and not self._in_message, False, False)
 
     def frame_inbound_payload_data(self, proto: FrameDecoder | FrameProtocol, data: bytes) -> bytes | CloseReason:
         """A part of a frame's payload, inflated."""
@@ -199,6 +202,7 @@ class MessageRules(Extension):
         """What the end of a frame adds to its payload."""
         if self._in_control:
             return None
+        self._in_message = not fin
         if not fin:
             self._empty_fragments += not self._frame_bytes
             return CloseReason.POLICY_VIOLATION if self._empty_fragments > _EMPTY_FRAGMENTS_MAX else None
