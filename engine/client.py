@@ -1,0 +1,104 @@
+"""The server's end of the wire: an asyncio protocol that speaks to one engine.
+
+What the server tells the engine while it handles a step or a client's bytes leaves together at the end of the loop's
+turn: one write, and one Credit message for all the streams that earned some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from engine.wire import WIRE_VERSION, Cancel, Credit, FrameReader, Hello, Step, Submit, WireError, encode
+
+
+class EngineClient(asyncio.Protocol):
+    """`on_hello` once, `on_step` for each step, `on_lost` once with the reason ("" when we closed)."""
+
+    def __init__(
+        self,
+        *,
+        on_hello: Callable[[Hello], None],
+        on_step: Callable[[Step], None],
+        on_lost: Callable[[str], None],
+        secret: bytes = b"",
+    ) -> None:
+        self._on_hello = on_hello
+        self._on_step = on_step
+        self._on_lost = on_lost
+        self._secret = secret
+        self._reader = FrameReader(engine_side=False)
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._totals: dict[int, int] = {}  # credit to be sent
+        self._outgoing: list[bytes] = []
+        self._flushing = False
+        self._fault = ""
+
+    def submit(self, message: Submit) -> None:
+        """Start a sequence."""
+        self._send(encode(message))
+
+    def credit(self, sequence_id: int, total: int) -> None:
+        """Let a sequence reach `total` generated tokens."""
+        self._totals[sequence_id] = total
+        self._schedule_flush()
+
+    def cancel(self, sequence_ids: list[int]) -> None:
+        """Forget sequences."""
+        for sequence_id in sequence_ids:
+            self._totals.pop(sequence_id, None)
+        self._send(encode(Cancel(sequence_ids)))
+
+    def close(self) -> None:
+        """End the connection; a child engine ends with it."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is connected."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        if self._secret:
+            self._transport.write(self._secret)
+
+    def data_received(self, data: bytes) -> None:
+        """Messages came."""
+        try:
+            for message in self._reader.feed(data):
+                if isinstance(message, Step):
+                    self._on_step(message)
+                elif isinstance(message, Hello):
+                    self._greet(message)
+        except WireError as error:
+            self._fault = str(error)
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine is gone."""
+        self._transport = None
+        self._on_lost(self._fault or (str(exc) if exc else "the engine closed the connection"))
+
+    def _greet(self, hello: Hello) -> None:
+        if hello.wire_version != WIRE_VERSION:
+            raise WireError(f"the engine speaks wire version {hello.wire_version}, this server {WIRE_VERSION}")
+        self._on_hello(hello)
+
+    def _send(self, frame: bytes) -> None:
+        self._outgoing.append(frame)
+        self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._totals:
+            self._outgoing.append(encode(Credit(list(self._totals.items()))))
+            self._totals = {}
+        data = b"".join(self._outgoing)
+        self._outgoing.clear()
+        if self._transport is not None:
+            self._transport.write(data)

@@ -1,0 +1,273 @@
+"""`python -m server`: start an engine, listen, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from engine.tokenizer import Tokenizer
+from server import config as configuration
+from server import outcome as outcomes
+from server.access_log import AccessLog
+from server.api.generation import Generation, Model
+from server.app import App, Policy, new_request_id
+from server.chat import ChatTemplate
+from server.config import Config
+from server.connection import Connection, Host
+from server.echo import EchoProgram
+from server.engines import EngineFailed, EngineLink
+from server.gateway.keys import Keys, KeysError, read_keys
+from server.http import Program
+from server.metrics import PROTOCOLS, STATES, Live, Metrics
+from server.outcome import Outcome
+from server.table import StreamTable
+
+BACKLOG = 4096  # connections that wait for the loop: two thousand clients may come in one instant
+# Descriptors that are not connections: standard streams, the engine, the loop's own.
+RESERVED_FILES = 64
+# After the last stream's end: time for its last bytes to leave, and for WebSockets to say goodbye.
+FAREWELL_S = 2.0
+DRAIN_LOOK_S = 0.02
+
+
+class Server:
+    """All parts of a running server, and its end."""
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self._config = config
+        self._loop = loop
+        self._log = AccessLog(config.log_format, clock=time.monotonic)
+        self._metrics = Metrics()
+        self._link: EngineLink | None = None
+        self._table: StreamTable | None = None
+        self._app: App | None = None
+        self._host: Host | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal comes; the exit code."""
+        config = self._config
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_signal)
+        keys = read_keys(config.api_keys) if config.api_keys else Keys(None)
+        listener = _listen(config)  # before the model is loaded: a port in use is known at once
+        program = await self._start_program(keys)
+        if program is None:
+            return 0
+        host = self._host = Host(
+            program=program,
+            deadlines=config.deadlines,
+            loop=self._loop,
+            max_header=config.max_header,
+            max_body=config.max_body,
+            max_ws_message=config.max_ws_message,
+            abort_on_half_close=config.abort_on_half_close,
+            connections_max=config.max_connections or _raise_file_limit() - RESERVED_FILES,
+            new_request_id=new_request_id,
+            connections=set(),
+        )
+        listener.listen(BACKLOG)
+        server = await self._loop.create_server(lambda: Connection(host), sock=listener, backlog=BACKLOG)
+        gc.collect()
+        gc.freeze()  # what is here stays: the collector need not look at it again and again
+        print(f"sluice ready on {_address(config, listener)}", flush=True)
+        await self._stop.wait()
+        await self._drain(host)
+        server.close()
+        if self._link is not None:
+            await self._link.close()
+        if config.uds:
+            os.unlink(config.uds)
+        return 0
+
+    async def _start_program(self, keys: Keys) -> Program | None:
+        """What is served, with its engine; None when a signal came first."""
+        config = self._config
+        if config.conformance_echo:
+            return EchoProgram()
+        self._link = EngineLink(
+            config.engine_argv,
+            config.engine_url,
+            _read_secret(config),
+            self._log,
+            on_restart=self._count_restart,
+        )
+        starting = self._loop.create_task(self._link.start())
+        stopping = self._loop.create_task(self._stop.wait())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            await self._link.close()
+            return None
+        hello = starting.result()
+        tokenizer = Tokenizer(hello.tokenizer)
+        spec = hello.tokenizer
+        model = Model(
+            name=config.served_model_name or hello.model,
+            hello=hello,
+            tokenizer=tokenizer,
+            template=ChatTemplate(spec.chat_template, spec.bos_token, spec.eos_token),
+            created=int(time.time()),
+        )
+        return self._assemble(model, keys, self._link)
+
+    def _assemble(self, model: Model, keys: Keys, link: EngineLink) -> App:
+        config = self._config
+        table = self._table = StreamTable(
+            link,
+            model.tokenizer,
+            keys,
+            self._metrics,
+            config.limits,
+            clock=time.monotonic,  # the loop's own counts whole milliseconds
+            call_later=lambda seconds, call: self._loop.call_later(seconds, call).cancel,
+            log_access=self._log.stream,
+        )
+        link.listener = table
+        self._metrics.live = self._live
+        policy = Policy(
+            cors_origins=config.cors_origins,
+            loopback_hosts_only=not keys.required and not config.insecure and config.uds is None,
+            metrics_access=config.metrics_access,
+        )
+        self._app = App(
+            Generation(table, model),
+            self._metrics,
+            keys,
+            policy,
+            self._log,
+            engine_up=lambda: link.hello is not None,
+        )
+        return self._app
+
+    def _live(self) -> Live:
+        assert self._table is not None
+        assert self._host is not None
+        streams = dict.fromkeys(STATES, 0)
+        for stream in self._table.live:
+            streams[stream.state] += 1
+        connections = dict.fromkeys(PROTOCOLS, 0)
+        for connection in self._host.connections:
+            connections[connection.protocol] += 1
+        hello = self._link.hello if self._link is not None else None
+        return Live(streams, connections, self._table.gauges, hello.pool_tokens if hello else 0)
+
+    def _count_restart(self) -> None:
+        self._metrics.engine_restarts += 1
+
+    # The end
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            os._exit(1)  # whoever asks twice wants it now; the engine sees our socket close
+        self._stop.set()
+
+    async def _drain(self, host: Host) -> None:
+        """Let streams run to the deadline, then end them in-band; refuse new ones meanwhile."""
+        self._log.event("drain", connections=len(host.connections))
+        host.draining = True
+        if self._app is not None:
+            self._app.draining = True
+        for connection in list(host.connections):
+            connection.drain()
+        deadline = self._loop.time() + self._config.drain_timeout_s
+        while self._has_work(host) and self._loop.time() < deadline:  # noqa: ASYNC110 (a few looks, once in a life)
+            await asyncio.sleep(DRAIN_LOOK_S)
+        if self._table is not None:
+            for stream in list(self._table.live):
+                stream.finish(Outcome(outcomes.ERROR, "the server is stopping", retriable=True))
+        for connection in list(host.connections):
+            connection.drain()
+        deadline = self._loop.time() + FAREWELL_S
+        while host.connections and self._loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_LOOK_S)
+        for connection in list(host.connections):
+            connection.abort()
+
+    def _has_work(self, host: Host) -> bool:
+        if self._table is not None and any(True for _ in self._table.live):
+            return True
+        return any(connection.busy for connection in host.connections)
+
+
+def _listen(config: Config) -> socket.socket:
+    """A bound socket whose connections get the send buffer. Raises OSError."""
+    if config.uds:
+        path = Path(config.uds)
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    raise OSError(f"another server answers on {path}")
+            path.unlink()  # left by a server that was killed
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+    else:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise OSError(f"can't listen on {config.host}:{config.port}: {error.strerror}") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer)
+    listener.setblocking(False)
+    return listener
+
+
+def _address(config: Config, listener: socket.socket) -> str:
+    if config.uds:
+        return f"unix:{config.uds}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listener.getsockname()[1]}"
+
+
+def _raise_file_limit() -> int:
+    """Raise the soft limit on open files to the hard one; what it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def _read_secret(config: Config) -> bytes:
+    if config.engine_token_file is None:
+        return b""
+    secret = Path(config.engine_token_file).read_bytes().strip()
+    if not secret:
+        raise OSError(f"{config.engine_token_file} holds no token")
+    return secret
+
+
+async def _main(config: Config) -> int:
+    try:
+        return await Server(config, asyncio.get_running_loop()).run()
+    except EngineFailed as error:
+        print(f"server: {error}", file=sys.stderr)
+        return error.code
+    except KeysError as error:
+        print(f"server: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"server: {error}", file=sys.stderr)
+        return 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code: 0 after a drain, 2 for bad usage, 1 otherwise."""
+    return uvloop.run(_main(configuration.parse(argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""One line for each request, on stderr: what was asked, and how it really ended.
+
+A request that became a stream has its line when the stream ends, with the outcome and the counts. Others have theirs
+when they are answered. Probes (health, readiness, metrics) write none: they would be most of the log. No line holds a
+prompt, a text, a key or a query.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from server.http import Call
+from server.stream import Stream
+
+_QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
+# What a client chose is shown up to here.
+SHOWN_CHARS_MAX = 200
+
+Value = str | int | float | None
+
+
+class AccessLog:
+    """`style` is text (`key=value`) or json."""
+
+    def __init__(
+        self, style: str, *, out: TextIO | None = None, clock: Callable[[], float], now: Callable[[], float] = time.time
+    ) -> None:
+        self._json = style == "json"
+        self._out = out or sys.stderr
+        self._clock = clock
+        self._now = now
+
+    def request(self, call: Call, status: int) -> None:
+        """An answer that is no stream's."""
+        if call.path in _QUIET_PATHS:
+            return
+        seconds = self._clock() - call.received_at
+        self._write(
+            "request",
+            {
+                "request_id": call.request_id,
+                "client": call.client,
+                "method": call.request.method,
+                "path": call.path[:SHOWN_CHARS_MAX],
+                "status": status,
+                "key": call.key,
+                "ms": round(seconds * 1000, 1),
+            },
+        )
+
+    def stream(self, stream: Stream) -> None:
+        """A stream that has its outcome."""
+        end = stream.outcome
+        assert end is not None
+        ttft = stream.first_token_at - stream.created if stream.first_token_at else None
+        fields: dict[str, Value] = {
+            "request_id": stream.request_id,
+            "api": stream.grammar.api,
+            "stream": stream.id[:8],  # enough to find it again; the whole id would let a reader of the log attach
+            "key": stream.key,
+            "outcome": end.kind,
+            "prompt_tokens": stream.prompt_tokens,
+            "cached_tokens": stream.cached_tokens,
+            "completion_tokens": stream.completion_tokens,
+            "ttft_ms": None if ttft is None else round(ttft * 1000, 1),
+            "ms": round((self._clock() - stream.created) * 1000, 1),
+        }
+        if end.message:
+            fields["message"] = end.message[:SHOWN_CHARS_MAX]
+        self._write("stream", fields)
+
+    def fault(self, request_id: str, trace: str) -> None:
+        """The server's own mistake, with its traceback; the client gets neither."""
+        self._write("fault", {"request_id": request_id, "trace": trace})
+
+    def event(self, name: str, **fields: Value) -> None:
+        """Something that is no request: an engine's start, a drain."""
+        self._write(name, fields)
+
+    def _write(self, kind: str, fields: dict[str, Value]) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now()))
+        if self._json:
+            line = json.dumps({"time": stamp, "event": kind, **fields})
+        else:
+            line = f"{stamp} {kind} " + " ".join(f"{k}={_shown(v)}" for k, v in fields.items() if v not in (None, ""))
+        with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more; the streams go on
+            self._out.write(line + "\n")
+
+
+def _shown(value: Value) -> str:
+    """A value on one line; quoted when it isn't a plain word."""
+    text = str(value)
+    return text if text.isascii() and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)

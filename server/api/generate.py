@@ -1,0 +1,83 @@
+"""GET /v1/generate?prompt=…: a generation that EventSource and a bare curl can start.
+
+`prompt` is one chat turn, or with raw=1 a prompt as it is; the answer has the chunks of chat. With
+`Accept: application/json` the answer is 202 and the stream's id, to be polled.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from server.api.errors import invalid
+from server.api.generation import PLAIN, SSE, Generation, framing_named, streaming
+from server.api.openai_chat import ChatGrammar, encode_messages
+from server.api.polling import poller_of
+from server.api.types import GenerationFields, Message, convert
+from server.http import Call, Response, Streaming, json_response
+
+# More parameters than there are fields are a slip, or work for nothing.
+QUERY_FIELDS_MAX = 64
+
+
+class GenerateRequest(GenerationFields, kw_only=True):
+    """The query's fields; those of chat completions that fit in a query mean the same."""
+
+    prompt: str
+    raw: bool | None = None
+
+
+async def generate(generation: Generation, call: Call) -> Response | Streaming:
+    """GET /v1/generate. Raises ApiError."""
+    request = _parse(query_fields(call.query))
+    generation.check_model(request.model)
+    if request.raw:
+        tokenizer = generation.model.tokenizer
+        try:
+            prompt = await generation.encode_sized(len(request.prompt), lambda: tokenizer.encode(request.prompt))
+        except ValueError as error:
+            raise invalid("prompt", str(error)) from None
+    else:
+        prompt = await encode_messages(generation, [Message(role="user", content=request.prompt)])
+    parts = generation.parts(request, [prompt], max_tokens=request.max_tokens)
+    grammar = ChatGrammar("generate", generation.model.name, generation.model.tokenizer, choices=len(parts))
+    accept = call.header(b"accept")
+    kind = framing_named(accept)
+    if kind == PLAIN and len(parts) > 1:
+        raise invalid("n", "text/plain shows one choice only; take SSE or NDJSON for more")
+    stream = generation.start(call, request, grammar, parts, collect=False)
+    if kind is None and "application/json" in accept:
+        stream.framing = SSE
+        poller_of(generation.table, stream).renew_lease()
+        return json_response({"stream": stream.id}, 202, ((b"X-Stream-Id", stream.id.encode()),))
+    return streaming(stream, kind or SSE)
+
+
+def query_fields(query: str) -> dict[str, str]:
+    """The parameters of a query; of one that is given twice, the last. Raises ApiError."""
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict"))
+    except UnicodeDecodeError:
+        raise invalid(None, "the query is not valid UTF-8") from None
+    except ValueError:
+        raise invalid(None, f"the query has more than {QUERY_FIELDS_MAX} parameters") from None
+
+
+def _parse(fields: dict[str, str]) -> GenerateRequest:
+    fields.pop("token", None)  # access tokens of browsers; never a field of the request
+    values: dict[str, object] = dict(fields)
+    if "stop_token_ids" in fields:
+        values["stop_token_ids"] = fields["stop_token_ids"].split(",")
+    for name in ("stream_options", "metadata", "logit_bias"):
+        if name in fields:
+            values[name] = _json(name, fields[name])
+    values.pop("stream", None)  # it always does
+    return convert(values, GenerateRequest, strict=False)
+
+
+def _json(name: str, text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise invalid(name, f"{name} is not valid JSON: {error}") from None

@@ -1,0 +1,177 @@
+"""From a validated request to a started stream, the same for every API: prompt ids, fit check, sampling, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.tokenizer import Tokenizer
+from engine.wire import Hello, Sampling
+from server.api import errors
+from server.api.errors import ApiError
+from server.api.types import GenerationFields, stop_strings
+from server.chat import ChatTemplate
+from server.framing import Framing, Ndjson, Plain, Sse
+from server.http import Call, Headers, Response, Streaming
+from server.outcome import CANCELLED, Outcome
+from server.readers import Collector
+from server.stream import Grammar, Stream
+from server.table import Busy, Part, StreamTable, TextOptions
+
+# Longer prompts are tokenised in a thread: some milliseconds of the loop's time would delay every stream.
+ENCODE_INLINE_CHARS_MAX = 8192
+SSE, NDJSON, PLAIN = "sse", "ndjson", "plain"
+FRAMINGS: dict[str, type[Sse | Ndjson | Plain]] = {SSE: Sse, NDJSON: Ndjson, PLAIN: Plain}
+_BY_MEDIA_TYPE = {"text/event-stream": SSE, "application/x-ndjson": NDJSON, "text/plain": PLAIN}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is served."""
+
+    name: str
+    hello: Hello
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    created: int  # Unix seconds, for /v1/models
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Starts streams."""
+
+    table: StreamTable
+    model: Model
+
+    async def encode_sized(self, chars: int, encode: Callable[[], list[int]]) -> list[int]:
+        """`encode()`, off the loop when the text has many characters."""
+        if chars <= ENCODE_INLINE_CHARS_MAX:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(None, encode)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for a model that isn't served."""
+        if name is not None and name != self.model.name:
+            message = f"the model {name!r} is not served here; {self.model.name!r} is"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def parts(
+        self, request: GenerationFields, prompts: list[list[int]], *, max_tokens: int | None, logprobs: int = -1
+    ) -> list[Part]:
+        """A sequence for each prompt and choice, all of which fit. Raises ApiError.
+
+        A prompt must leave room for one token; max_tokens beyond the room is cut to it."""
+        limit = self.model.hello.context_tokens_max
+        seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
+        parts: list[Part] = []
+        for prompt_index, prompt in enumerate(prompts):
+            _check_prompt(prompt, limit)
+            room = limit - len(prompt)
+            for choice_index in range(request.n or 1):
+                sampling = Sampling(
+                    max_tokens=room if max_tokens is None else min(max_tokens, room),
+                    temperature=1.0 if request.temperature is None else request.temperature,
+                    top_k=max(request.top_k or 0, 0),
+                    top_p=1.0 if request.top_p is None else request.top_p,
+                    min_p=request.min_p or 0.0,
+                    seed=seed,
+                    prompt_index=prompt_index,
+                    choice_index=choice_index,
+                    min_tokens=request.min_tokens or 0,
+                    ignore_eos=bool(request.ignore_eos),
+                    stop_ids=self._stop_ids(request),
+                    logprobs=logprobs,
+                )
+                parts.append(Part(prompt, sampling))
+        return parts
+
+    def _stop_ids(self, request: GenerationFields) -> tuple[int, ...]:
+        ids = tuple(request.stop_token_ids or ())
+        size = self.model.hello.vocab_size
+        for index, id_ in enumerate(ids):
+            if not 0 <= id_ < size:
+                raise errors.invalid(f"stop_token_ids.{index}", f"{id_} is not in the vocabulary of {size} tokens")
+        return ids
+
+    def start(
+        self, call: Call, request: GenerationFields, grammar: Grammar, parts: list[Part], *, collect: bool
+    ) -> Stream:
+        """Start the stream. Raises ApiError 429 or 503 when there is no room."""
+        text = TextOptions(stops=stop_strings(request), skip_special=request.skip_special_tokens is not False)
+        try:
+            stream = self.table.start(
+                grammar, parts, key=call.key, request_id=call.request_id, text=text, collect=collect
+            )
+        except Busy as busy:
+            raise errors.busy(busy.status, str(busy), busy.retry_after_s) from None
+        call.stream_id = stream.id
+        return stream
+
+    async def answer(
+        self, call: Call, request: GenerationFields, grammar: Grammar, parts: list[Part]
+    ) -> Response | Streaming:
+        """Start a stream and answer with it, piece by piece or whole. Raises ApiError."""
+        if request.stream:
+            kind = framing_named(call.header(b"accept")) or SSE
+            if kind == PLAIN and len(parts) > 1:
+                raise errors.invalid("n", "text/plain shows one choice only; take SSE or NDJSON for more")
+            stream = self.start(call, request, grammar, parts, collect=False)
+            return streaming(stream, kind)
+        stream = self.start(call, request, grammar, parts, collect=True)
+        call.on_whole_answer()
+        try:
+            await Collector(stream).wait()
+        except asyncio.CancelledError:
+            stream.finish(Outcome(CANCELLED, "the client left"))
+            raise
+        return whole(stream)
+
+
+def new_created() -> int:
+    """Unix seconds, as OpenAI's `created` has them."""
+    return int(time.time())
+
+
+def streaming(stream: Stream, kind: str, cursor: int = 0, *, framing: Framing | None = None) -> Streaming:
+    """The answer that shows `stream` from position `cursor` on."""
+    headers: list[tuple[bytes, bytes]] = [(b"X-Stream-Id", stream.id.encode())]
+    if kind == NDJSON:
+        headers.append((b"X-Stream-From", b"%d" % cursor))
+    stream.framing = stream.framing or kind
+    return Streaming(stream, framing or FRAMINGS[kind](stream), cursor, tuple(headers))
+
+
+def whole(stream: Stream) -> Response:
+    """The answer in one piece, of a stream that has ended."""
+    headers: Headers = ((b"X-Stream-Id", stream.id.encode()),)
+    end = stream.outcome
+    assert end is not None
+    if end.success:
+        return Response(200, stream.grammar.whole(stream), headers=headers)
+    status = 409 if end.kind == CANCELLED else 503 if end.retriable else 500
+    if status == 503:
+        headers += ((b"Retry-After", b"2"),)
+    return Response(status, errors.outcome_body(end), headers=headers)
+
+
+def framing_named(accept: str) -> str | None:
+    """The framing that an Accept header names; the first one, when it names several."""
+    for part in accept.lower().split(","):
+        kind = _BY_MEDIA_TYPE.get(part.partition(";")[0].strip())
+        if kind is not None:
+            return kind
+    return None
+
+
+def _check_prompt(prompt: list[int], limit: int) -> None:
+    if not prompt:
+        raise errors.invalid("prompt", "the prompt is empty: it must hold at least one token")
+    if len(prompt) >= limit:
+        message = (
+            f"the prompt has {len(prompt)} tokens; with room for one new token at most {limit - 1} fit"
+            f" in this model's context of {limit}"
+        )
+        raise errors.invalid("messages", message, "context_length_exceeded")

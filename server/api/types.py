@@ -1,0 +1,230 @@
+"""The request bodies of the OpenAI APIs, as msgspec types, and what turns their faults into sentences.
+
+Every field works or is refused by name. Fields that are named here only to be refused carry the values that mean
+"off", which SDKs send by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from server.api.errors import ApiError, invalid
+
+STOPS_MAX = 16
+CHOICES_MAX = 16  # n; each is a sequence of its own in the engine
+PROMPTS_MAX = 256  # of one completions request
+MESSAGES_MAX = 4096
+STOP_IDS_MAX = 256
+TOP_LOGPROBS_MAX = 20  # OpenAI's own limit
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message's content; only text is understood."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None  # clients send earlier answers back as they came
+    annotations: list[Any] | None = None
+    audio: None = None
+    tool_calls: list[Any] | None = None
+    function_call: None = None
+    reasoning_content: str | None = None
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What a stream carries beside its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # ours never pads
+
+
+class ResponseFormat(msgspec.Struct):
+    """Only plain text is made."""
+
+    type: str
+
+
+class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What chat and text completions share, the fields that vLLM's users add included."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Refused unless they say nothing.
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    # Refused unless they say nothing.
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: ResponseFormat | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    web_search_options: Any = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[Any]
+    echo: bool | None = None
+    logprobs: int | None = None  # how many of the most likely tokens are shown beside each
+    # Refused unless they say nothing.
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+_OFF: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "best_of": (1,),
+    "store": (False,),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+T = TypeVar("T", bound=GenerationFields)
+
+_at = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
+_unknown = re.compile(r"unknown field `(?P<name>[^`]*)`")
+_missing = re.compile(r"missing required field `(?P<name>[^`]*)`")
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """The body as `kind`. Raises ApiError 400 that names the field and says what is right."""
+    try:
+        request = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        sentence = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise invalid(None, f"the body is not valid JSON: {sentence}", "invalid_json") from None
+    return checked(request)
+
+
+def convert(value: object, kind: type[T], *, strict: bool = True) -> T:
+    """The same for a value that was JSON already, or (not strict) for a query, whose values are all strings."""
+    try:
+        request = msgspec.convert(value, type=kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+    return checked(request)
+
+
+def _explain(sentence: str) -> ApiError:
+    path = ""
+    if found := _at.search(sentence):
+        path = found["path"].replace("[...]", "").replace("[", ".").replace("]", "")
+        sentence = sentence[: found.start()]
+    for pattern in (_unknown, _missing):
+        if found := pattern.search(sentence):
+            path = f"{path}.{found['name']}" if path else found["name"]
+    code = "unknown_parameter" if "unknown field" in sentence else "invalid_type"
+    return invalid(path or None, f"{path or 'the body'}: {sentence}", code)
+
+
+def checked(request: T) -> T:
+    """Refuse what no type can say. Raises ApiError."""
+    for name in request.__struct_fields__:
+        value = getattr(request, name)
+        if name in _OFF and value is not None and value not in _OFF[name]:
+            raise invalid(name, f"{name} is not supported", "unsupported_parameter")
+    _in_range(request, "max_tokens", 1, None)
+    _in_range(request, "max_completion_tokens", 1, None)
+    _in_range(request, "temperature", 0, 2)
+    _in_range(request, "top_p", 0, 1, open_below=True)
+    _in_range(request, "min_p", 0, 1)
+    _in_range(request, "n", 1, CHOICES_MAX)
+    _in_range(request, "min_tokens", 0, None)
+    _in_range(request, "top_logprobs", 0, TOP_LOGPROBS_MAX)
+    if isinstance(request, CompletionRequest):
+        _in_range(request, "logprobs", 0, TOP_LOGPROBS_MAX)
+    if request.top_k is not None and request.top_k < -1:
+        raise invalid("top_k", "top_k must be at least 1, or 0 or -1 for off")
+    if request.seed is not None and not -(2**63) <= request.seed < 2**64:
+        raise invalid("seed", "seed must be a 64-bit integer")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options", "stream_options is only allowed when stream is true")
+    stops = stop_strings(request)
+    if len(stops) > STOPS_MAX:
+        raise invalid("stop", f"stop holds {len(stops)} strings; at most {STOPS_MAX} are allowed")
+    if "" in stops:
+        raise invalid("stop", "a stop string can't be empty")
+    if len(request.stop_token_ids or ()) > STOP_IDS_MAX:
+        raise invalid("stop_token_ids", f"at most {STOP_IDS_MAX} stop_token_ids are allowed")
+    return request
+
+
+def stop_strings(request: GenerationFields) -> tuple[str, ...]:
+    """The stop strings, in one form."""
+    stop = request.stop
+    return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _in_range(
+    request: GenerationFields, name: str, low: float, high: float | None, *, open_below: bool = False
+) -> None:
+    value = getattr(request, name, None)
+    if value is None:
+        return
+    if value < low or (open_below and value == low) or (high is not None and value > high):
+        least = f"above {low:g}" if open_below else f"at least {low:g}"
+        most = "" if high is None else f" and at most {high:g}"
+        raise invalid(name, f"{name} is {value:g}; it must be {least}{most}", "out_of_range")

@@ -1,0 +1,340 @@
+"""The API as a program: which route answers, who may ask, and how whatever goes wrong is said.
+
+A request's head alone decides about everything that needs no body (route, key, origin, drain), so that a client is
+refused before it sends one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from server.access_log import AccessLog
+from server.api import errors, operations, streams, websocket
+from server.api.errors import ApiError
+from server.api.generate import generate
+from server.api.generation import Generation
+from server.api.openai_chat import chat_completions
+from server.api.openai_completions import completions
+from server.gateway.keys import ANONYMOUS, Keys
+from server.http import Call, Headers, Response, Streaming, Upgrade, WebSocketChannel
+from server.metrics import Metrics
+
+REQUEST_ID_CHARS_MAX = 128
+# Browsers may keep a preflight's answer so long.
+PREFLIGHT_MAX_AGE_S = 600
+EXPOSED = b"X-Stream-Id, X-Request-Id, X-Stream-From, Retry-After"
+
+_request_id = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,%d}" % REQUEST_ID_CHARS_MAX)
+_loopback_host = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_lone_surrogate = re.compile("[\ud800-\udfff]")
+
+MetricsAccess = Literal["open", "key", "loopback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the command line says about who may ask."""
+
+    cors_origins: tuple[str, ...] = ()
+    loopback_hosts_only: bool = True  # refuse other Host names: a web page could rebind its own to this address
+    metrics_access: MetricsAccess = "loopback"
+
+
+Handler = Callable[[Call, str], Awaitable[Response | Streaming]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`generates`: the family (a metric label) of a route that starts streams; it is refused while draining."""
+
+    path: str  # a trailing "/*" stands for one more segment, given to the handler
+    handlers: dict[str, Handler]
+    generates: str = ""
+    open: bool = False  # answers without a key
+    websocket: bool = False
+
+
+class App:
+    """The Program that a server serves."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        metrics: Metrics,
+        keys: Keys,
+        policy: Policy,
+        access_log: AccessLog,
+        *,
+        engine_up: Callable[[], bool],
+    ) -> None:
+        self._generation = generation
+        self._metrics = metrics
+        self._keys = keys
+        self._policy = policy
+        self._access_log = access_log
+        self._engine_up = engine_up
+        self.draining = False
+        self._exact: dict[str, Route] = {}
+        self._by_prefix: dict[str, Route] = {}
+        for route in self._routes():
+            if route.path.endswith("/*"):
+                self._by_prefix[route.path[:-1]] = route
+            else:
+                self._exact[route.path] = route
+
+    def _routes(self) -> list[Route]:
+        generation, metrics, model = self._generation, self._metrics, self._generation.model
+
+        async def chat(call: Call, _: str) -> Response | Streaming:
+            return streams.resume_named(generation, metrics, call) or await chat_completions(generation, call)
+
+        async def complete(call: Call, _: str) -> Response | Streaming:
+            return streams.resume_named(generation, metrics, call) or await completions(generation, call)
+
+        async def get_generate(call: Call, _: str) -> Response | Streaming:
+            return streams.resume_named(generation, metrics, call) or await generate(generation, call)
+
+        async def get_stream(call: Call, name: str) -> Response | Streaming:
+            return await streams.read_stream(generation, metrics, call, name)
+
+        async def delete_stream(call: Call, name: str) -> Response:
+            return streams.cancel_stream(generation, metrics, call, name)
+
+        async def get_models(call: Call, _: str) -> Response:
+            return operations.models(model)
+
+        async def get_model(call: Call, name: str) -> Response:
+            return operations.model_named(model, name)
+
+        async def get_health(call: Call, _: str) -> Response:
+            return operations.health()
+
+        async def get_ready(call: Call, _: str) -> Response:
+            return operations.ready(engine=self._engine_up(), draining=self.draining)
+
+        async def get_metrics(call: Call, _: str) -> Response:
+            return operations.metrics(metrics)
+
+        async def need_upgrade(call: Call, _: str) -> Response:
+            raise ApiError(426, "this route speaks WebSocket", headers=((b"Upgrade", b"websocket"),))
+
+        return [
+            Route("/v1/chat/completions", {"POST": chat}, generates="chat"),
+            Route("/v1/completions", {"POST": complete}, generates="completions"),
+            Route("/v1/generate", {"GET": get_generate}, generates="generate"),
+            Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}),
+            Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True),
+            Route("/v1/models", {"GET": get_models}),
+            Route("/v1/models/*", {"GET": get_model}),
+            Route("/health", {"GET": get_health}, open=True),
+            Route("/ready", {"GET": get_ready}, open=True),
+            Route("/metrics", {"GET": get_metrics}, open=True),
+        ]
+
+    # The Program's side
+
+    def refuse(self, call: Call) -> Response | None:
+        """See Program. Also names the request and finds out who asks."""
+        given = call.request.header(b"x-request-id")
+        if given is not None and _request_id.fullmatch(given):
+            call.request_id = given.decode()
+        try:
+            return self._refuse(call)
+        except ApiError as error:
+            return self._error(call, error)
+
+    async def answer(self, call: Call) -> Response | Streaming:
+        """See Program."""
+        try:
+            route, name = self._find(call)
+            method = "GET" if call.request.method == "HEAD" else call.request.method
+            answer = await route.handlers[method](call, name)
+        except ApiError as error:
+            return self._error(call, error)
+        except Exception:
+            self._access_log.fault(call.request_id, traceback.format_exc())
+            return self._error(call, ApiError(500, "the server failed; its log has this request's id"))
+        return self._with_headers(call, answer)
+
+    def upgrade(self, call: Call) -> Response | Upgrade:
+        """See Program."""
+        route, _ = self._find(call)
+        if not route.websocket:
+            return self._error(call, ApiError(404, "this route does not speak WebSocket"))
+        if not self._keys.has_room(call.key):
+            self._metrics.refused("websocket")
+            return self._error(call, errors.busy(429, "this key's streams are all in use", 1))
+
+        def open_session(socket: WebSocketChannel) -> websocket.ApiSession:
+            return websocket.ApiSession(self._generation, self._metrics, call, socket)
+
+        return open_session
+
+    def malformed(self, call: Call | None, status: int, message: str) -> Response:
+        """See Program."""
+        error = ApiError(status, message)
+        if call is None:
+            response = errors.render(error)
+            headers = (*response.headers, (b"X-Request-Id", new_request_id().encode()))
+            return Response(response.status, response.body, headers=headers)
+        return self._error(call, error)
+
+    def sent(self, call: Call, status: int) -> None:
+        """See Program. Streams write their own line when they end."""
+        if not call.stream_id:
+            self._access_log.request(call, status)
+
+    # Who may ask
+
+    def _refuse(self, call: Call) -> Response | None:
+        request = call.request
+        if _lone_surrogate.search(call.path) or "\0" in call.path:
+            raise ApiError(400, "the path is not valid UTF-8")
+        if self._policy.loopback_hosts_only and request.host and not _loopback_host.fullmatch(request.host):
+            message = f"the Host {request.host!r} is not a loopback name; a server for others needs --api-keys"
+            raise ApiError(403, message, code="host_not_allowed")
+        if request.method == "OPTIONS":
+            return self._preflight(call)
+        known = self._lookup(call.path)
+        call.api = known[0].generates if known else ""
+        if not (known and known[0].open):
+            self._authenticate(call)
+        if known is None:
+            raise ApiError(404, f"there is no route {call.path[:200]!r}", code="unknown_route")
+        route = known[0]
+        if request.method not in route.handlers and not (request.method == "HEAD" and "GET" in route.handlers):
+            allow = ", ".join([*route.handlers, "OPTIONS"])
+            message = f"{request.method} is not allowed here; {allow} are"
+            raise ApiError(405, message, code="method_not_allowed", headers=((b"Allow", allow.encode()),))
+        self._check_route(call, route)
+        return None
+
+    def _check_route(self, call: Call, route: Route) -> None:
+        request = call.request
+        if request.method == "HEAD" and route.generates:
+            headers = ((b"Allow", b"GET, OPTIONS"),)
+            raise ApiError(405, "HEAD would start a generation that nobody sees", headers=headers)
+        if route.websocket and request.upgrade:
+            self._check_origin(call)
+        if request.method == "POST":
+            kind = call.header(b"content-type").partition(";")[0].strip().lower()
+            if kind and kind != "application/json" and not kind.endswith("+json"):
+                raise ApiError(415, f"the body must be application/json, not {kind[:100]!r}", code="unsupported_media")
+        if route.path == "/metrics":
+            self._check_metrics_access(call)
+        if route.generates and self.draining and not call.header(b"last-event-id"):
+            raise errors.busy(503, "the server is going to stop", 5)
+
+    def _authenticate(self, call: Call) -> None:
+        if not self._keys.required:
+            call.key = ANONYMOUS
+            return
+        scheme, _, secret = call.header(b"authorization").partition(" ")
+        if scheme.lower() != "bearer":
+            secret = call.header(b"x-api-key")
+        name = self._keys.name_of(secret.strip()) if secret else None
+        if name is None:
+            message = "the API key is not known" if secret else "an API key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key", headers=((b"WWW-Authenticate", b"Bearer"),))
+        call.key = name
+
+    def _check_origin(self, call: Call) -> None:
+        """A browser sends cookies and reaches loopback from any page, so a foreign page must be named to be let in."""
+        origin = call.header(b"origin")
+        if origin and origin not in self._policy.cors_origins and not _same_origin(origin, call.request.host):
+            raise ApiError(403, f"the origin {origin[:200]!r} is not allowed", code="origin_not_allowed")
+
+    def _check_metrics_access(self, call: Call) -> None:
+        access = self._policy.metrics_access
+        if access == "loopback" and not _is_loopback(call.client):
+            raise ApiError(403, "metrics are for this machine only; see --metrics-access")
+        if access == "key":
+            self._authenticate(call)
+
+    def _preflight(self, call: Call) -> Response:
+        """OPTIONS, on any path and without a key: what a browser asks before the request itself."""
+        known = self._lookup(call.path)
+        allow = ", ".join([*known[0].handlers, "OPTIONS"]) if known else "GET, POST, DELETE, OPTIONS"
+        headers: Headers = ((b"Allow", allow.encode()), *self._cors(call))
+        if self._cors(call) and call.header(b"access-control-request-method"):
+            asked = call.request.header(b"access-control-request-headers") or b"authorization, content-type"
+            headers += (
+                (b"Access-Control-Allow-Methods", allow.encode()),
+                (b"Access-Control-Allow-Headers", asked[:1024]),
+                (b"Access-Control-Max-Age", b"%d" % PREFLIGHT_MAX_AGE_S),
+            )
+        return Response(204, headers=headers)
+
+    # Answers
+
+    def _error(self, call: Call, error: ApiError) -> Response:
+        if call.api and not call.stream_id:
+            self._count_refusal(call)
+        response = errors.render(error)
+        return Response(response.status, response.body, headers=(*response.headers, *self._common(call)))
+
+    def _count_refusal(self, call: Call) -> None:
+        if not call.refusal_counted:
+            call.refusal_counted = True
+            self._metrics.refused(call.api)
+
+    def _with_headers(self, call: Call, answer: Response | Streaming) -> Response | Streaming:
+        headers = (*answer.headers, *self._common(call))
+        if isinstance(answer, Response):
+            return Response(answer.status, answer.body, answer.content_type, headers)
+        return Streaming(answer.stream, answer.framing, answer.cursor, headers, answer.status)
+
+    def _common(self, call: Call) -> Headers:
+        return (
+            (b"X-Request-Id", call.request_id.encode()),
+            (b"X-Content-Type-Options", b"nosniff"),
+            *self._cors(call),
+        )
+
+    def _cors(self, call: Call) -> Headers:
+        if not self._policy.cors_origins:
+            return ()
+        origin = call.header(b"origin")
+        if origin not in self._policy.cors_origins and "*" not in self._policy.cors_origins:
+            return ((b"Vary", b"Origin"),)
+        return (
+            (b"Access-Control-Allow-Origin", origin.encode("latin-1") or b"*"),
+            (b"Access-Control-Expose-Headers", EXPOSED),
+            (b"Vary", b"Origin"),
+        )
+
+    def _lookup(self, path: str) -> tuple[Route, str] | None:
+        route = self._exact.get(path)
+        if route is not None:
+            return route, ""
+        head, slash, name = path.rpartition("/")
+        route = self._by_prefix.get(head + slash)
+        return (route, name) if route is not None and name else None
+
+    def _find(self, call: Call) -> tuple[Route, str]:
+        known = self._lookup(call.path)
+        assert known is not None, "refuse() has let only known routes pass"
+        return known
+
+
+def new_request_id() -> str:
+    """For requests that bring none of their own."""
+    return "req-" + secrets.token_hex(12)
+
+
+def _is_loopback(client: str) -> bool:
+    try:
+        return not client or ipaddress.ip_address(client).is_loopback  # "": a Unix socket
+    except ValueError:
+        return False
+
+
+def _same_origin(origin: str, host: str) -> bool:
+    scheme, _, rest = origin.partition("://")
+    return scheme in ("http", "https") and rest.lower() == host.lower()

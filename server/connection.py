@@ -1,0 +1,479 @@
+"""One TCP connection: the only code that touches a transport.
+
+Bytes go to the sans-I/O protocol (`protocols/`), its events to the program, and the program's answer back the same way.
+The connection owns what neither of them may: the transport's high-water mark, the deadlines for silence in each
+phase, and the judgement of whether a client is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from email.utils import formatdate
+from functools import lru_cache
+from typing import TYPE_CHECKING, cast
+from urllib.parse import unquote
+
+from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request
+from server.flow import Alarm, StallWatch
+from server.http import Call, Headers, Program, Response, Streaming
+from server.readers import ClientReader
+from server.websocket_connection import WebSocketConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Bytes in a transport's buffer above which readers stop: what a client that doesn't read costs, beside its socket.
+HIGH_WATER_BYTES = 16 * 1024
+# A second ping so long after the first: the first one's answer, a reset from a client that is gone, is here by then.
+HALF_CLOSE_PROBE_S = 0.05
+# After an early refusal the client may still be sending; closing at once would reset the connection and lose the
+# answer on its way. It gets so long, and so many bytes, to read it (RFC 9112 9.6).
+LINGER_S = 2.0
+LINGER_BYTES_MAX = 1024 * 1024
+# Pipelined bytes that wait behind a request; above it the socket is not read, and TCP holds the client back.
+PIPELINE_BYTES_MAX = 64 * 1024
+# A client that sends pings, or messages to an echo, and does not read the replies is not read any more above this.
+UNREAD_REPLIES_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds of silence in each phase of a connection."""
+
+    header_s: float = 10.0  # from a request's first byte to the end of its head
+    body_s: float = 30.0  # between two pieces of a body
+    idle_s: float = 75.0  # before a connection's first byte, and between requests
+    keepalive_s: float = 15.0  # before a quiet stream gets a ping
+    write_stall_s: float = 120.0  # in which not one byte is drained
+
+
+@dataclass(slots=True)
+class Host:
+    """What all connections of a server share."""
+
+    program: Program
+    deadlines: Deadlines
+    loop: asyncio.AbstractEventLoop
+    max_header: int
+    max_body: int
+    max_ws_message: int
+    abort_on_half_close: bool
+    connections_max: int
+    new_request_id: Callable[[], str]
+    connections: set[Connection]
+    draining: bool = False
+
+
+class Connection(asyncio.Protocol):
+    """Speaks HTTP/1.1, and hands itself over to `WebSocketConnection` after an upgrade."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.transport: asyncio.Transport
+        self.client = ""
+        self._http = Http1(max_header=host.max_header)
+        self._websocket: WebSocketConnection | None = None
+        self._call: Call | None = None
+        self._request_read = False  # the current request is here to its end
+        self._body = bytearray()
+        self._task: asyncio.Task[None] | None = None
+        self._channel: HttpChannel | None = None
+        self._writable = True
+        self._eof = False
+        self._whole_answer = False  # a generation is being collected for an answer in one piece
+        self._lingering = 0  # bytes still accepted and dropped; 0: not lingering
+        self._alarm = Alarm(host.loop, self._on_silence)
+        self._keepalive = Alarm(host.loop, self._on_quiet)
+        self._stall = StallWatch(host.loop, self._unsent, host.deadlines.write_stall_s, self.abort)
+
+    @property
+    def protocol(self) -> str:
+        """A metric label."""
+        return "http1" if self._websocket is None else "websocket"
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        peer = self.transport.get_extra_info("peername")
+        self.client = peer[0] if isinstance(peer, tuple) else ""
+        self.host.connections.add(self)
+        self._alarm.set(self.host.deadlines.idle_s)
+        if len(self.host.connections) > self.host.connections_max:
+            self._refuse(Refusal(503, "the server has as many connections as it can", ((b"Retry-After", b"2"),)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone, or we closed."""
+        self.host.connections.discard(self)
+        self._alarm.close()
+        self._keepalive.close()
+        self._stall.close()
+        self._drop_answer()
+        if self._websocket is not None:
+            self._websocket.lost()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._websocket is not None:
+            self._stall.progress()
+            self._websocket.receive(data)
+            if self._unsent() > UNREAD_REPLIES_BYTES_MAX:
+                self.transport.pause_reading()
+        elif self._lingering:
+            self._lingering -= len(data)
+            if self._lingering <= 0:
+                self.abort()
+        else:
+            self._take(self._http.receive(data))
+
+    def eof_received(self) -> bool:
+        """The client sends no more. It may still read: True keeps the connection open (see DESIGN, reading)."""
+        self._eof = True
+        if self._websocket is not None or self._lingering:
+            self._close()
+            return True
+        self._take(self._http.receive_eof())
+        if self._channel is not None:
+            self._probe_half_close(self._channel)
+        elif self._task is None:
+            self._close()
+        elif self._whole_answer:
+            self._judge_half_close()
+        return True  # what closes is our decision, not the transport's
+
+    def pause_writing(self) -> None:
+        """The transport is above its high-water mark: readers stop."""
+        self._writable = False
+        if self._channel is not None:
+            self._channel.writable = False
+        if self._websocket is not None:
+            self._websocket.writable = False
+        self._stall.begin()
+
+    def resume_writing(self) -> None:
+        """The client drained it: readers go on."""
+        self._writable = True
+        self._stall.end()
+        if self._channel is not None:
+            self._channel.writable = True
+            self._channel.reader.pump()
+        if self._websocket is not None:
+            self._websocket.writable = True
+            self.transport.resume_reading()
+            self._websocket.pump()
+        elif self._call is None and self._request_read:
+            self._next()
+
+    def _unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    # What the server decides
+
+    def abort(self) -> None:
+        """Close now, whatever is unsent: the client sees a reset."""
+        self.transport.abort()
+
+    def drain(self) -> None:
+        """The server will stop: close once nothing is in flight."""
+        if self._websocket is not None:
+            self._websocket.drain()
+        elif self._call is None and self._http.awaiting_request:
+            self._close()
+
+    def _close(self) -> None:
+        """Close once what is written has been sent; a client that doesn't take it can't keep the connection open."""
+        self.transport.close()
+        if self._unsent():
+            self._alarm.set(self.host.deadlines.write_stall_s)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is in flight."""
+        return self._websocket is not None or self._call is not None
+
+    # Requests
+
+    def _take(self, events: list[Event]) -> None:
+        """Act on what the client sent; more may follow from pipelined bytes, so this loops rather than recurses."""
+        for event in events:
+            if isinstance(event, Request):
+                self._begin(event)
+            elif isinstance(event, Body):
+                self._collect(event.data)
+            elif isinstance(event, BodyEnd):
+                self._dispatch()
+            else:
+                self._refuse(event)
+        self._set_alarm()
+        if self._http.buffered > PIPELINE_BYTES_MAX:
+            self.transport.pause_reading()
+
+    def _set_alarm(self) -> None:
+        """The deadline of the phase that the connection is in; none while an answer is being made or sent."""
+        deadlines = self.host.deadlines
+        if self._lingering or self.transport.is_closing():
+            return
+        if self._task is not None or self._channel is not None or self._websocket is not None:
+            self._alarm.clear()
+        elif self._call is not None:
+            self._alarm.set(deadlines.body_s)
+        elif not self._http.head_started:
+            self._alarm.set(deadlines.idle_s)
+        elif not self._alarm_is_for_head:
+            self._alarm.set(deadlines.header_s)
+        self._alarm_is_for_head = self._call is None and self._http.head_started
+
+    _alarm_is_for_head = False  # a head's deadline is not put off by its bytes
+
+    def _begin(self, request: Request) -> None:
+        path, _, query = request.path.partition("?")
+        call = self._call = Call(
+            request=request,
+            path=unquote(path, errors="replace"),
+            query=query,
+            client=self.client,
+            request_id=self.host.new_request_id(),
+            received_at=time.monotonic(),
+            on_whole_answer=self._on_whole_answer,
+        )
+        self._request_read = self._whole_answer = False
+        refusal = self.host.program.refuse(call)
+        if refusal is None and (request.content_length or 0) > self.host.max_body:
+            refusal = self._too_large(call)
+        if refusal is not None:
+            self._send(call, refusal)
+        elif request.expect_continue:
+            self.transport.write(self._http.continue_100())
+
+    def _collect(self, data: bytes) -> None:
+        if self._call is None or self._lingering:
+            return  # refused already
+        self._body += data
+        if len(self._body) > self.host.max_body:
+            self._send(self._call, self._too_large(self._call))
+
+    def _too_large(self, call: Call) -> Response:
+        return self.host.program.malformed(call, 413, f"the body is larger than {self.host.max_body} bytes")
+
+    def _dispatch(self) -> None:
+        call = self._call
+        if call is None or self._lingering:
+            return
+        self._request_read = True
+        call.body = bytes(self._body)
+        self._body.clear()
+        if call.request.upgrade:
+            self._upgrade(call)
+            return
+        self._task = self.host.loop.create_task(self._answer(call))
+
+    async def _answer(self, call: Call) -> None:
+        answer = await self.host.program.answer(call)
+        self._task = None
+        if isinstance(answer, Response):
+            self._send(call, answer)
+        else:
+            self._open(call, answer)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Bytes that are no proper request: one answer, then close."""
+        if self._lingering:
+            return
+        self._request_read = False
+        answer = self.host.program.malformed(self._call, refusal.status, refusal.message)
+        self._send(self._call, answer, refusal.headers)
+
+    def _on_whole_answer(self) -> None:
+        self._whole_answer = True
+        if self._eof:
+            self._judge_half_close()
+
+    def _judge_half_close(self) -> None:
+        """The client of an answer in one piece sends no more: whether it still reads can't be told, so a flag does."""
+        if self.host.abort_on_half_close:
+            self._drop_answer()
+            self.abort()
+
+    # Answers
+
+    def _send(self, call: Call | None, answer: Response, extra: Headers = ()) -> None:
+        """Write a whole answer. Closes after it when the request isn't fully read, or either side wants it."""
+        http = self._http
+        headers = [(b"Date", _date()), *answer.headers, *extra]
+        if answer.body:
+            headers.append((b"Content-Type", answer.content_type))
+        head = http.head(answer.status, headers, length=len(answer.body), close=self.host.draining)
+        self.transport.write(head + http.body(answer.body) + http.end())
+        if call is not None:
+            self.host.program.sent(call, answer.status)
+        self._end_answer()
+
+    def _open(self, call: Call, answer: Streaming) -> None:
+        """Write the head of a streamed answer, and let its reader write the rest."""
+        channel = HttpChannel(self, self._http)
+        reader = channel.reader = ClientReader(answer.stream, answer.framing, channel, answer.cursor)
+        answer.stream.attach(reader)
+        if self.transport.is_closing():
+            reader.leave()
+            return
+        channel.writable = self._writable
+        self._channel = channel
+        headers = [
+            (b"Date", _date()),
+            (b"Content-Type", answer.framing.content_type),
+            (b"Cache-Control", b"no-cache, no-transform"),
+            (b"X-Accel-Buffering", b"no"),
+            *answer.headers,
+        ]
+        self.transport.write(self._http.head(answer.status, headers, length=None, close=self.host.draining))
+        self.host.program.sent(call, answer.status)
+        if call.request.method == "HEAD":
+            reader.leave()
+            channel.finish()
+            return
+        self._keepalive.set(self.host.deadlines.keepalive_s)
+        if self._eof:
+            self._probe_half_close(channel)
+        reader.pump()
+
+    def put_off_ping(self) -> None:
+        """Something was written."""
+        self._keepalive.set(self.host.deadlines.keepalive_s)
+
+    def _on_quiet(self) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        if self._writable and channel.reader.framing.ping:
+            channel.ping()
+        self._keepalive.set(self.host.deadlines.keepalive_s)
+
+    def channel_ended(self, *, whole: bool) -> None:
+        """The reader is done. A body that is not whole ends with the connection, which the client can tell."""
+        call, self._channel = self._call, None
+        self._keepalive.clear()
+        if whole:
+            self.transport.write(self._http.end())
+            self._end_answer()
+        elif call is not None and call.request.http_version == "1.0":
+            self.abort()  # there the close alone says that the body is whole; a reset says that it isn't
+        else:
+            self._close()
+
+    def _end_answer(self) -> None:
+        self._call = None
+        self._body.clear()
+        if not self._request_read and not self._eof:
+            self._linger()
+        elif self._http.must_close or self.host.draining:
+            self._close()
+        else:
+            self.transport.resume_reading()
+            # In a turn of its own: a client that pipelines a thousand requests gets no deeper stack, and no monopoly.
+            self.host.loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        """Begin the next request; a client that does not read the answers to earlier ones waits."""
+        if self._writable and not self.transport.is_closing() and self._call is None and self._request_read:
+            self._request_read = False
+            self._take(self._http.next_request())
+
+    def _linger(self) -> None:
+        self._lingering = LINGER_BYTES_MAX
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._alarm.set(LINGER_S)
+
+    def _drop_answer(self) -> None:
+        """The client is gone: whatever was being made for it knows."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._channel is not None:
+            self._channel.reader.leave()
+            self._channel = None
+
+    # Silence
+
+    def _on_silence(self) -> None:
+        if self._lingering or self.transport.is_closing():
+            self.abort()
+        elif self._call is not None or self._http.head_started:
+            self._request_read = False
+            what = "head" if self._call is None else "body"
+            answer = self.host.program.malformed(self._call, 408, f"the request's {what} did not come in time")
+            self._send(self._call, answer)
+        else:
+            self._close()
+
+    def _probe_half_close(self, channel: HttpChannel) -> None:
+        """The client sends no more, and may still be reading: two pings tell, since writing to one that is gone fails
+        by the second. Where no ping can be written, it is gone."""
+        if not channel.reader.framing.half_close or not self._writable:
+            self.abort()
+            return
+        channel.ping()
+        self.host.loop.call_later(HALF_CLOSE_PROBE_S, self._probe_again, channel)
+
+    def _probe_again(self, channel: HttpChannel) -> None:
+        if self._channel is channel and self._writable:
+            channel.ping()
+
+    # WebSocket
+
+    def _upgrade(self, call: Call) -> None:
+        """Hand the connection over, or answer why not."""
+        websocket = WebSocketConnection(self.host, self.transport, call)
+        refusal = websocket.open()
+        if refusal is not None:
+            self._send(call, *refusal)
+            return
+        self._websocket = websocket
+        self._alarm.clear()
+        self.host.program.sent(call, 101)
+        websocket.begin(self._http.take_upgrade_bytes())
+
+
+class HttpChannel:
+    """A reader's way to the client: the body of one streamed answer."""
+
+    __slots__ = ("_connection", "_http", "_write", "reader", "writable")
+
+    reader: ClientReader
+
+    def __init__(self, connection: Connection, http: Http1) -> None:
+        self._connection = connection
+        self._http = http
+        self._write = connection.transport.write
+        self.writable = True
+
+    def write(self, data: bytes) -> None:
+        """One piece of the body."""
+        self._write(self._http.body(data))
+        self._connection.put_off_ping()
+
+    def ping(self) -> None:
+        """Show that the server lives."""
+        self.write(self.reader.framing.ping)
+
+    def finish(self) -> None:
+        """The body is whole."""
+        self._connection.channel_ended(whole=True)
+
+    def cut(self) -> None:
+        """It isn't, and won't be."""
+        self._connection.channel_ended(whole=False)
+
+
+@lru_cache(maxsize=1)
+def _date_at(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()
+
+
+def _date() -> bytes:
+    """The Date header's value (RFC 9110 6.6.1), rendered once a second."""
+    return _date_at(int(time.time()))

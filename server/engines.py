@@ -1,0 +1,197 @@
+"""The engine that a server works with: started as a child process, or attached to by its address; begun anew when it
+dies. To the streams it is one thing that is there or not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import engine
+from engine.client import EngineClient
+from engine.wire import Hello, Step, Submit
+from server.access_log import AccessLog
+
+# An engine that dies young is started again after a growing pause, so that a broken one doesn't spin.
+RESTART_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+LIVED_S = 30.0  # an engine that lived so long starts the pauses over
+STOP_WAIT_S = 5.0  # for a child to end by itself when its socket closed
+
+
+class EngineFailed(Exception):
+    """The first engine never came up. `code` is what the server should exit with."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Listener(Protocol):
+    """Who wants to know about the engine: the stream table."""
+
+    def on_step(self, step: Step) -> None: ...  # noqa: D102
+    def on_engine_lost(self) -> None: ...  # noqa: D102
+    def on_engine_ready(self) -> None: ...  # noqa: D102
+
+
+class EngineLink:
+    """Keeps one engine connected. `argv` starts a child; `url` attaches instead."""
+
+    def __init__(
+        self,
+        argv: tuple[str, ...],
+        url: str | None,
+        secret: bytes,
+        log: AccessLog,
+        *,
+        on_restart: Callable[[], None],
+    ) -> None:
+        self.hello: Hello | None = None
+        self.listener: Listener | None = None
+        self._argv = argv
+        self._url = url
+        self._secret = secret
+        self._log = log
+        self._on_restart = on_restart
+        self._client: EngineClient | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._tokenizer_hash = ""
+        self._closing = False
+        self._lost: asyncio.Future[str] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    # What streams ask
+
+    def submit(self, message: Submit) -> None:
+        """Start a sequence."""
+        if self._client is not None:
+            self._client.submit(message)
+
+    def credit(self, sequence_id: int, total: int) -> None:
+        """Let a sequence reach `total` generated tokens."""
+        if self._client is not None:
+            self._client.credit(sequence_id, total)
+
+    def cancel(self, sequence_ids: list[int]) -> None:
+        """Forget sequences."""
+        if self._client is not None:
+            self._client.cancel(sequence_ids)
+
+    # Its life
+
+    async def start(self) -> Hello:
+        """The first engine. Raises EngineFailed."""
+        ready: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
+        self._lost = await self._connect(ready)
+        waited: list[asyncio.Future[Any]] = [ready, self._lost]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            code = await self._reap()
+            raise EngineFailed(f"the engine did not start: {self._lost.result()}", 2 if code == 2 else 1)
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        return ready.result()
+
+    async def close(self) -> None:
+        """Let go of the engine; a child ends."""
+        self._closing = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+        if self._client is not None:
+            self._client.close()
+        await self._reap()
+
+    async def _keep(self) -> None:
+        """Start engines one after another, for as long as the server lives."""
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            assert self._lost is not None
+            since = loop.time()
+            reason = await self._lost
+            was_up, self.hello, self._client = self.hello is not None, None, None
+            self._log.event("engine_lost", reason=reason)
+            if was_up and self.listener is not None:
+                self.listener.on_engine_lost()
+            await self._reap()
+            failures = 0 if was_up and loop.time() - since > LIVED_S else failures + 1
+            await asyncio.sleep(RESTART_PAUSES_S[min(failures - 1, len(RESTART_PAUSES_S) - 1)] if failures else 0)
+            self._on_restart()
+            self._lost = await self._connect(None)
+
+    async def _connect(self, ready: asyncio.Future[Hello] | None) -> asyncio.Future[str]:
+        """One engine. The future returned ends, with the reason, when the engine is lost."""
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def on_hello(hello: Hello) -> None:
+            self._greet(hello)
+            if ready is not None and not ready.done():
+                ready.set_result(hello)
+
+        def on_lost(reason: str) -> None:
+            if not lost.done():
+                lost.set_result(reason)
+
+        def on_step(step: Step) -> None:
+            if self.listener is not None:
+                self.listener.on_step(step)
+
+        def make() -> EngineClient:
+            return EngineClient(on_hello=on_hello, on_step=on_step, on_lost=on_lost, secret=self._secret)
+
+        loop = asyncio.get_running_loop()
+        try:
+            if self._url is None:
+                _, self._client = await loop.create_unix_connection(make, sock=self._spawn())
+            elif self._url.startswith("unix:"):
+                _, self._client = await loop.create_unix_connection(make, self._url.removeprefix("unix:"))
+            else:
+                host, _, port = self._url.removeprefix("tcp://").rpartition(":")
+                _, self._client = await loop.create_connection(make, host.strip("[]"), int(port))
+        except (OSError, ValueError) as error:
+            on_lost(f"{self._url or 'the engine'}: {error}")
+        return lost
+
+    def _greet(self, hello: Hello) -> None:
+        """Take an engine up, unless it speaks another vocabulary than the streams that wait for it."""
+        if self._tokenizer_hash and hello.tokenizer_hash != self._tokenizer_hash:
+            self._log.event("engine_refused", reason="it serves another tokenizer than the one before")
+            assert self._client is not None
+            self._client.close()
+            return
+        self._tokenizer_hash = hello.tokenizer_hash
+        self.hello = hello
+        self._log.event("engine_ready", model=hello.model, pool_tokens=hello.pool_tokens)
+        if self.listener is not None:
+            self.listener.on_engine_ready()
+
+    def _spawn(self) -> socket.socket:
+        """Start a child; our end of its socket."""
+        ours, theirs = socket.socketpair()
+        root = str(Path(engine.__file__).parent.parent)
+        path = os.environ.get("PYTHONPATH")
+        environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
+        # -P: a folder named engine in the user's working directory is not ours.
+        argv = [sys.executable, "-P", "-m", "engine", "--fd", str(theirs.fileno()), *self._argv]
+        with theirs:
+            self._process = subprocess.Popen(
+                argv, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+            )
+        ours.setblocking(False)
+        return ours
+
+    async def _reap(self) -> int | None:
+        """Wait for the child's end, by force if need be; its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(None, process.wait, STOP_WAIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return await loop.run_in_executor(None, process.wait)

@@ -1,0 +1,93 @@
+"""Time on a connection: an alarm that may be put off for nothing, and the watch over a write that stalls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+# A stalled write is looked at so many times within its deadline: a client that takes a few bytes in between lives.
+STALL_LOOKS = 4
+
+
+class Alarm:
+    """Calls `ring` once the time set has come. Setting it anew, for each token say, costs one addition: the loop's
+    timer is left where it is and moved on when it fires early."""
+
+    __slots__ = ("_at", "_handle", "_loop", "_ring")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._at: float | None = None
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float) -> None:
+        """Ring in so many seconds from now, and not before."""
+        self._at = at = self._loop.time() + seconds
+        if self._handle is not None and self._handle.when() > at:
+            self._handle.cancel()
+            self._handle = None
+        if self._handle is None:
+            self._handle = self._loop.call_at(at, self._fire)
+
+    def clear(self) -> None:
+        """Don't ring."""
+        self._at = None
+
+    def close(self) -> None:
+        """Don't ring, and let the loop forget this."""
+        self._at = None
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        if self._at is None:
+            return
+        if self._loop.time() < self._at:
+            self._handle = self._loop.call_at(self._at, self._fire)
+        else:
+            self._at = None
+            self._ring()
+
+
+class StallWatch:
+    """Watches a transport above its high-water mark. No byte drained for `timeout_s`: `on_stall` is called."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, unsent: Callable[[], int], timeout_s: float, on_stall: Callable[[], None]
+    ) -> None:
+        self._alarm = Alarm(loop, self._look)
+        self._unsent = unsent
+        self._interval_s = timeout_s / STALL_LOOKS
+        self._on_stall = on_stall
+        self._last = 0
+        self._looks_without_progress = 0
+
+    def begin(self) -> None:
+        """The transport is above high water."""
+        self._last = self._unsent()
+        self._looks_without_progress = 0
+        self._alarm.set(self._interval_s)
+
+    def progress(self) -> None:
+        """The client showed that it lives."""
+        self._looks_without_progress = 0
+
+    def end(self) -> None:
+        """The transport is below low water again, or closed."""
+        self._alarm.clear()
+
+    def close(self) -> None:
+        """Stop for good."""
+        self._alarm.close()
+
+    def _look(self) -> None:
+        unsent = self._unsent()
+        self._looks_without_progress = 0 if unsent < self._last else self._looks_without_progress + 1
+        self._last = unsent
+        if self._looks_without_progress >= STALL_LOOKS:
+            self._on_stall()
+        else:
+            self._alarm.set(self._interval_s)

@@ -1,0 +1,130 @@
+"""How a stream's events look in each framing of an HTTP body. One object for each reader; nothing here does I/O.
+
+What does not change from token to token is rendered once, when the reader is made: a token then costs one formatting
+of bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from protocols import sse
+from server.log import Event
+from server.stream import Stream
+
+# EventSource waits three seconds by default before it comes back; a local restart or a proxy's cut is over sooner.
+RETRY_MS = 1000
+DONE = b"[DONE]"
+
+
+class Framing(Protocol):
+    """`ping` is what may be written at any time between two events, and means nothing."""
+
+    content_type: bytes
+    ping: bytes
+    half_close: bool  # whether a client may have closed its sending side and still read
+    lies_at_the_end: bool  # whether a whole body and one that an error cut look the same, unless the cut is shown
+
+    def render(self, events: list[Event], first: int) -> bytes:
+        """`events`, the first of which has position `first`."""
+        ...
+
+
+class Sse:
+    """text/event-stream, with `id: <stream>:<position>` on every event."""
+
+    content_type = b"text/event-stream; charset=utf-8"
+    ping = sse.PING
+    half_close = True
+    lies_at_the_end = False
+
+    def __init__(self, stream: Stream) -> None:
+        self._id = f"id: {stream.id}:".encode()
+        self._frames = [(b"\ndata: " + before, behind + b"\n\n") for before, behind in stream.grammar.frames]
+
+    def render(self, events: list[Event], first: int) -> bytes:
+        """See Framing."""
+        out: list[bytes] = []
+        for position, (choice, text, data, name) in enumerate(events, first):
+            if data is None:
+                before, behind = self._frames[choice]
+                out.append(b"%b%d%b%b%b" % (self._id, position, before, text, behind))
+            else:
+                retry = b"retry: %d\n" % RETRY_MS if position == 0 else b""
+                kind = b"\nevent: %b" % name.encode() if name else b""
+                out.append(b"%b%b%d%b\ndata: %b\n\n" % (retry, self._id, position, kind, data))
+        return b"".join(out)
+
+
+class Ndjson:
+    """application/x-ndjson: one event a line."""
+
+    content_type = b"application/x-ndjson; charset=utf-8"
+    ping = b"\n"
+    half_close = True
+    lies_at_the_end = False
+
+    def __init__(self, stream: Stream) -> None:
+        self._frames = [(before, behind + b"\n") for before, behind in stream.grammar.frames]
+
+    def render(self, events: list[Event], first: int) -> bytes:
+        """See Framing."""
+        out: list[bytes] = []
+        for choice, text, data, _ in events:
+            if data is None:
+                before, behind = self._frames[choice]
+                out.append(before + text + behind)
+            else:
+                out.append(b'{"done":true}\n' if data == DONE else data + b"\n")
+        return b"".join(out)
+
+
+class Plain:
+    """text/plain: the text alone. `skip_bytes` of it are left out at the start."""
+
+    content_type = b"text/plain; charset=utf-8"
+    ping = b""
+    half_close = False
+    lies_at_the_end = True
+
+    def __init__(self, stream: Stream, skip_bytes: int = 0) -> None:
+        self._skip = skip_bytes
+
+    def render(self, events: list[Event], first: int) -> bytes:
+        """See Framing."""
+        data = b"".join([unescaped(event.text) for event in events if event.text])
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
+        return data
+
+
+def polled(stream: Stream, events: list[Event], first: int) -> bytes:
+    """The JSON answer to a poll."""
+    frames = stream.grammar.frames
+    shown: list[bytes] = []
+    for position, (choice, text, data, name) in enumerate(events, first):
+        if data is None:
+            before, behind = frames[choice]
+            data = before + text + behind
+        elif data == DONE:
+            data = b'"[DONE]"'
+        shown.append(b'{"n":%d,"event":"%b","data":%b}' % (position, name.encode() or b"message", data))
+    end = stream.outcome
+    return b'{"stream":"%b","status":"%b","events":[%b],"next":%d,"outcome":%b}' % (
+        stream.id.encode(),
+        stream.state.encode(),
+        b",".join(shown),
+        first + len(events),
+        b"null" if end is None else msgspec.json.encode(end.kind),
+    )
+
+
+def unescaped(text: bytes) -> bytes:
+    """The UTF-8 text whose JSON form `text` is."""
+    if b"\\" not in text:
+        return text
+    return msgspec.json.decode(b'"%b"' % text, type=str).encode()

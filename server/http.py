@@ -1,0 +1,143 @@
+"""What passes between a connection and the program behind it: a request as the program sees it, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from protocols.http1 import Request
+
+if TYPE_CHECKING:
+    from protocols.websocket import WsEvent
+    from server.framing import Framing
+    from server.stream import Stream
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class Call:
+    """One request while it is answered. The program fills in what it finds out about it."""
+
+    request: Request
+    path: str  # percent-decoded, without the query
+    query: str  # as it was sent
+    client: str  # the peer's address; "" on a Unix socket
+    request_id: str
+    received_at: float  # time.monotonic() when its head was complete
+    body: bytes = b""
+    key: str = ""  # who asks, once that is known
+    api: str = ""  # the family of a generation request, for metrics and the shape of errors
+    stream_id: str = ""  # of the stream that it started or came back to
+    refusal_counted: bool = False
+    on_whole_answer: Callable[[], None] = _nothing  # called once a generation is collected to be sent in one piece
+
+    def header(self, name: bytes) -> str:
+        """The first value of a header, "" when absent; bytes beyond ASCII are read as Latin-1."""
+        value = self.request.header(name)
+        return "" if value is None else value.decode("latin-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole answer."""
+
+    status: int
+    body: bytes = b""
+    content_type: bytes = b"application/json"
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """An answer that goes on: the events of `stream` from position `cursor` on, in a framing."""
+
+    stream: Stream
+    framing: Framing
+    cursor: int
+    headers: Headers = ()
+    status: int = 200
+
+
+class Session(Protocol):
+    """The program's side of an open WebSocket."""
+
+    def receive(self, event: WsEvent) -> None:
+        """A message, a pong, or the close."""
+        ...
+
+    def pump(self) -> None:
+        """The socket takes more."""
+        ...
+
+    def drain(self) -> None:
+        """The server is going to stop: close when there is nothing left to send."""
+        ...
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        ...
+
+
+class Upgrade(Protocol):
+    """Makes the session of an accepted WebSocket, given where to write."""
+
+    def __call__(self, socket: WebSocketChannel) -> Session: ...  # noqa: D102
+
+
+class WebSocketChannel(Protocol):
+    """Where a session writes its messages."""
+
+    writable: bool
+
+    def frame(self, payload: bytes) -> bytes:
+        """The frame of one text message of UTF-8, for `write`."""
+        ...
+
+    def frame_binary(self, payload: bytes) -> bytes:
+        """The frame of one binary message."""
+        ...
+
+    def write(self, frames: bytes) -> None:
+        """Send frames."""
+        ...
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Begin the closing handshake."""
+        ...
+
+
+class Program(Protocol):
+    """What a server serves: the API, or the conformance echo."""
+
+    def refuse(self, call: Call) -> Response | None:
+        """The answer that a request's head alone earns, or None to read its body."""
+        ...
+
+    async def answer(self, call: Call) -> Response | Streaming:
+        """The answer to a whole request. Cancelled when the client leaves before there is one."""
+        ...
+
+    def upgrade(self, call: Call) -> Response | Upgrade:
+        """The answer to a WebSocket request: a refusal, or what makes the session."""
+        ...
+
+    def malformed(self, call: Call | None, status: int, message: str) -> Response:
+        """The answer to bytes that are no proper request; `call` is None when not even its head was understood."""
+        ...
+
+    def sent(self, call: Call, status: int) -> None:
+        """The head of an answer went out: what the access log wants to know."""
+        ...
+
+
+def json_response(value: object, status: int = 200, headers: Headers = ()) -> Response:
+    """`value` as JSON."""
+    return Response(status, msgspec.json.encode(value), headers=headers)

@@ -1,0 +1,75 @@
+"""The log of one stream: its events in order, numbered from 0, append-only and bounded.
+
+An event is kept as small as it can be: a piece of text is its JSON-escaped bytes and its choice, and the JSON around it
+is put on again by whoever reads; an event of any other kind is its whole JSON. Over the bound the oldest events
+go, and `first` says which one is the oldest that is held. What is held never changes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# What Python keeps for an event beside its bytes: the tuple, two bytes objects and a place in the list.
+EVENT_OVERHEAD_BYTES = 160
+# Dropped events are cut off the list's head in one go, once there are so many: cutting one each time is quadratic.
+TRIM_EVENTS_MIN = 256
+
+
+class Event(NamedTuple):
+    """Text of a choice (`data` None), or an event that is rendered already."""
+
+    choice: int  # -1: of none
+    text: bytes  # JSON-escaped; what the projections (plain text, WebSocket) show of it
+    data: bytes | None = None  # the whole data, when the choice's template doesn't make it
+    name: str = ""  # the event's type, in grammars that have types
+
+
+class Log:
+    """`bytes_max`: when the events outgrow it, the oldest go; the last one always stays."""
+
+    __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "size")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._events: list[Event] = []
+        self._offset = 0  # position of _events[0]
+        self._dropped = 0  # how many at the list's head are dropped already
+        self._bytes_max = bytes_max
+        self.size = 0  # bytes held
+
+    @property
+    def first(self) -> int:
+        """Position of the oldest event held."""
+        return self._offset + self._dropped
+
+    @property
+    def end(self) -> int:
+        """Position that the next event will have."""
+        return self._offset + len(self._events)
+
+    def append(self, event: Event) -> None:
+        """Add an event at `end`."""
+        self._events.append(event)
+        self.size += _cost(event)
+        while self.size > self._bytes_max and self._dropped < len(self._events) - 1:
+            self.size -= _cost(self._events[self._dropped])
+            self._dropped += 1
+        if self._dropped >= TRIM_EVENTS_MIN:
+            del self._events[: self._dropped]
+            self._offset += self._dropped
+            self._dropped = 0
+
+    def slice(self, start: int, stop: int) -> list[Event]:
+        """Events at positions start … stop-1. Raises LookupError when `start` was dropped."""
+        if start < self.first:
+            raise LookupError(f"position {start} is no longer held; the first one is {self.first}")
+        return self._events[start - self._offset : stop - self._offset]
+
+    def clear(self) -> None:
+        """Drop everything; positions stay what they were."""
+        self._offset = self.end
+        self._events = []
+        self._dropped = self.size = 0
+
+
+def _cost(event: Event) -> int:
+    return EVENT_OVERHEAD_BYTES + len(event.text) + (len(event.data) if event.data else 0)

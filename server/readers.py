@@ -1,0 +1,154 @@
+"""Cursors on a stream's log: one that writes to a client, one that polls, one that waits for the end.
+
+A client's reader has no queue: when its channel takes no more, it does nothing, and the log waits. When it has read all
+there is, the engine gets credit for the next tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from server.framing import Framing
+from server.stream import Stream
+
+# Events that a reader who comes late gets in one write: enough to be fast, and a small multiple of the send buffer.
+BURST_EVENTS = 256
+
+
+class Channel(Protocol):
+    """Where a reader writes."""
+
+    @property
+    def writable(self) -> bool:
+        """False while the socket's buffer is over the high-water mark."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Frame `data` and hand it to the transport."""
+        ...
+
+    def finish(self) -> None:
+        """The body is whole."""
+        ...
+
+    def cut(self) -> None:
+        """The body ends here and is not whole: whoever reads it must see that."""
+        ...
+
+
+class ClientReader:
+    """Writes a stream's events to a channel from position `cursor` on."""
+
+    __slots__ = ("channel", "cursor", "framing", "stream")
+
+    def __init__(self, stream: Stream, framing: Framing, channel: Channel, cursor: int = 0) -> None:
+        self.stream = stream
+        self.framing = framing
+        self.channel = channel
+        self.cursor = cursor
+
+    def pump(self) -> None:
+        """Write what is new, as far as the channel takes it."""
+        channel, stream, log = self.channel, self.stream, self.stream.log
+        while channel.writable and self.cursor < log.end:
+            stop = min(log.end, self.cursor + BURST_EVENTS)
+            try:
+                events = log.slice(self.cursor, stop)
+            except LookupError:  # it was so slow, beside a faster reader, that its events are gone
+                self._leave()
+                channel.cut()
+                return
+            data = self.framing.render(events, self.cursor)
+            self.cursor = stop
+            if data:
+                channel.write(data)
+        if self.cursor < log.end:
+            return
+        if stream.outcome is None:
+            if channel.writable:
+                stream.renew()
+        else:
+            self._leave()
+            if self.framing.lies_at_the_end and not stream.outcome.success:
+                channel.cut()
+            else:
+                channel.finish()
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self._leave()
+
+    def _leave(self) -> None:
+        self.stream.detach(self)
+
+
+class Collector:
+    """Consumes a stream as it grows, for an answer that is sent in one piece."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def pump(self) -> None:
+        """Earn the next credit, or see the end."""
+        if self._stream.outcome is None:
+            self._stream.renew()
+        elif not self._ended.done():
+            self._ended.set_result(None)
+
+    async def wait(self) -> None:
+        """Until the stream has its outcome."""
+        self._stream.attach(self)
+        self.pump()
+        try:
+            await self._ended
+        finally:
+            self._stream.detach(self)
+
+
+class Poller:
+    """The reader of a client that polls: it stays for `lease_s` after each poll, and earns credit when it is asked."""
+
+    def __init__(self, stream: Stream, lease_s: float, call_later: Callable[..., Callable[[], None]]) -> None:
+        self._stream = stream
+        self._lease_s = lease_s
+        self._call_later = call_later
+        self._end_lease: Callable[[], None] | None = None
+        self._changed: asyncio.Event = asyncio.Event()
+
+    def pump(self) -> None:
+        """Wake the poll that waits, if one does."""
+        self._changed.set()
+
+    async def events_after(self, position: int, wait_s: float) -> None:
+        """Wait until there is an event behind `position`, or the stream ended, or the time is over."""
+        stream = self._stream
+        self.renew_lease()
+        if position + 1 >= stream.log.end and stream.outcome is None:
+            stream.renew()
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    while position + 1 >= stream.log.end and stream.outcome is None:
+                        await self._changed.wait()
+                        self._changed.clear()
+                        stream.renew()
+            except TimeoutError:
+                pass
+        if stream.outcome is None:
+            stream.renew()
+        self.renew_lease()
+
+    def renew_lease(self) -> None:
+        """Stay for another lease."""
+        if self._end_lease is not None:
+            self._end_lease()
+        elif self._stream.outcome is None:
+            self._stream.attach(self)
+        self._end_lease = self._call_later(self._lease_s, self._leave)
+
+    def _leave(self) -> None:
+        self._end_lease = None
+        self._stream.detach(self)

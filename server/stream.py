@@ -1,0 +1,234 @@
+"""One generation: its choices, its log, its readers, its single outcome.
+
+The engine's tokens are appended by `Choice.push`; readers pull from the log when their sockets take it. A reader that
+has read all there is earns the next credit, so the engine never runs more than a window ahead of the furthest reader.
+A stream whose last reader left is detached: its credit is 0 and its engine holds nothing for it.
+
+No sockets and no asyncio: time comes in by the clock of the table that owns the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from engine.text import TextStream
+from engine.wire import Logprob, Sampling
+from protocols.escape import json_text
+from server import outcome as outcomes
+from server.log import Event, Log
+from server.outcome import Outcome
+
+if TYPE_CHECKING:
+    from server.table import StreamTable
+
+# Escaped texts of tokens already seen, shared by all streams. A vocabulary has fewer; over it the table starts anew.
+ESCAPES_MAX = 262_144
+_escapes: dict[str, bytes] = {}
+
+
+def escaped(text: str) -> bytes:
+    """`text` as the inside of a JSON string; remembered, since tokens repeat."""
+    known = _escapes.get(text)
+    if known is None:
+        if len(_escapes) >= ESCAPES_MAX:
+            _escapes.clear()
+        known = _escapes[text] = json_text(text)
+    return known
+
+
+class Grammar(Protocol):
+    """How an API shows a stream. All bytes are JSON, without framing."""
+
+    api: str  # a metric label
+    stream_id: str
+    frames: list[tuple[bytes, bytes]]  # for each choice: the JSON before and behind a piece of escaped text
+
+    def opening(self) -> list[Event]:
+        """Events that leave before any token."""
+        ...
+
+    def with_logprobs(self, choice: Choice, text: bytes, logprob: Logprob) -> bytes:
+        """The data of a piece of text that carries its token's log probability."""
+        ...
+
+    def choice_end(self, choice: Choice) -> list[Event]:
+        """Events at the end of a choice, with its reason."""
+        ...
+
+    def closing(self, stream: Stream, end: Outcome) -> list[Event]:
+        """The last events: usage, an error, the terminator."""
+        ...
+
+    def whole(self, stream: Stream) -> bytes:
+        """The body of the answer that isn't streamed, of a stream that ended well."""
+        ...
+
+
+class Reader(Protocol):
+    """A cursor on a stream's log."""
+
+    def pump(self) -> None:
+        """Take what the log holds, if there is room. Called when the log grew or the stream ended."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One sequence of a request."""
+
+    stream: Stream
+    index: int  # as the API shows it
+    prompt: list[int]
+    sampling: Sampling
+    text: TextStream
+    sequence_id: int = 0  # the engine's name for it; a new one after the engine's death
+    generated: list[int] = field(default_factory=list)
+    credit: int = 0
+    reason: str = ""  # set when it ended: stop, length, …
+    matched_stop: str | None = None
+    admitted: bool = False
+    cached_tokens: int = 0
+    shown: list[str] | None = None  # the text so far, kept only for an answer in one piece
+    logprobs: list[tuple[int, Logprob]] | None = None  # likewise
+
+    def push(self, token: int, logprob: Logprob | None) -> bool:
+        """Append a token to the log. True when a stop string was completed."""
+        self.generated.append(token)
+        text = self.text.push(token)
+        if logprob is not None and self.logprobs is not None:
+            self.logprobs.append((token, logprob))
+        if text or logprob is not None:
+            self._show(text, logprob)
+        return self.text.stopped
+
+    def close(self, reason: str) -> None:
+        """Set the reason; text that was held for a stop string or a whole character goes out first."""
+        tail = self.text.flush()
+        if tail:
+            self._show(tail, None)
+        self.reason = reason
+        self.matched_stop = self.text.matched
+        for event in self.stream.grammar.choice_end(self):
+            self.stream.append(event)
+
+    def _show(self, text: str, logprob: Logprob | None) -> None:
+        data = escaped(text)
+        stream = self.stream
+        rendered = None if logprob is None else stream.grammar.with_logprobs(self, data, logprob)
+        stream.append(Event(self.index, data, rendered))
+        if self.shown is not None:
+            self.shown.append(text)
+
+
+class Stream:
+    """Made by `StreamTable.start`; ended by `finish`, whoever comes first."""
+
+    __slots__ = (
+        "choices", "created", "deaths", "first_token_at", "framing", "grammar", "held_for", "id", "key",
+        "last_token_at", "log", "on_finish", "outcome", "poller", "readers", "request_id", "table", "touched",
+    )  # fmt: skip
+
+    def __init__(self, table: StreamTable, key: str, request_id: str, grammar: Grammar) -> None:
+        self.table = table
+        self.id = grammar.stream_id
+        self.key = key
+        self.request_id = request_id
+        self.grammar = grammar
+        self.choices: list[Choice] = []
+        self.log = Log(table.limits.log_bytes_per_stream)
+        self.readers: list[Reader] = []
+        self.poller: Reader | None = None  # the one reader that all polls share
+        self.framing = ""  # the one it was started in, which a reader that names none gets
+        self.outcome: Outcome | None = None
+        self.created = table.clock()
+        self.first_token_at = self.last_token_at = 0.0
+        self.deaths = 0  # engines that died under it
+        self.touched = False  # has news in the step that is being handled
+        self.held_for: Callable[[], None] | None = None  # cancels the timer that waits for a reader's return
+        self.on_finish: list[Callable[[], None]] = []
+
+    @property
+    def live(self) -> list[Choice]:
+        """The choices that have not ended."""
+        return [choice for choice in self.choices if not choice.reason]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once however many choices it has."""
+        return sum(len(c.prompt) for c in self.choices if c.sampling.choice_index == 0)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices, the one that completed a stop string or ended the sequence included."""
+        return sum(len(c.generated) for c in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were found in the prefix cache."""
+        return sum(c.cached_tokens for c in self.choices if c.sampling.choice_index == 0)
+
+    @property
+    def state(self) -> str:
+        """queued, running, parked, detached or finished."""
+        if self.outcome is not None:
+            return "finished"
+        if not self.readers:
+            return "detached"
+        live = self.live
+        if not any(c.admitted for c in live):
+            return "queued"
+        return "parked" if all(len(c.generated) >= c.credit for c in live) else "running"
+
+    def append(self, event: Event) -> None:
+        """Add to the log; the readers see it at the next `wake`."""
+        before = self.log.size
+        self.log.append(event)
+        self.table.log_bytes += self.log.size - before
+
+    def wake(self) -> None:
+        """Let every reader take what is new."""
+        for reader in tuple(self.readers):
+            reader.pump()
+
+    def attach(self, reader: Reader) -> None:
+        """Add a reader. The caller pumps it, and has asked the table for a slot if the stream was detached."""
+        if self.held_for is not None:
+            self.held_for()
+            self.held_for = None
+        self.readers.append(reader)
+
+    def detach(self, reader: Reader) -> None:
+        """The reader is gone. The last one's leaving parks the stream, or cancels it where resuming is off."""
+        if reader not in self.readers:
+            return
+        self.readers.remove(reader)
+        if not self.readers and self.outcome is None:
+            self.table.hold(self)
+
+    def renew(self) -> None:
+        """A reader has read everything: let the engine run a window ahead of it. Granted in halves of a window."""
+        window = self.table.limits.credit_window
+        for choice in self.choices:
+            made = len(choice.generated)
+            if choice.credit - made <= window // 2 and not choice.reason:
+                self.table.grant(choice, made + window)
+
+    def finish(self, end: Outcome) -> None:
+        """Give the stream its one outcome, and free all that it holds. The first call wins; later ones do nothing."""
+        if self.outcome is not None:
+            return
+        self.outcome = end
+        self.table.release(self)
+        for event in self.grammar.closing(self, end):
+            self.append(event)
+        self.wake()
+        for call in self.on_finish:
+            call()
+
+    def end_choice(self, choice: Choice, reason: str) -> None:
+        """A choice ended well. With the last one the stream ends."""
+        choice.close(reason)
+        if not self.live:
+            self.finish(Outcome(outcomes.worst([c.reason for c in self.choices])))

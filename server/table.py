@@ -1,0 +1,389 @@
+"""All streams of a server: starts them, hands the engine's steps to them, holds them for their readers' return.
+
+`on_step` is the hot path: one pass over a step's tokens, without a task, a queue or an await. Everything that a
+stream takes (an engine sequence, its key's slot, credit, a place here) is given back in `release`, which
+`Stream.finish` calls exactly once.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from engine.text import TextStream
+from engine.tokenizer import Tokenizer
+from engine.wire import End, Gauges, Hello, Sampling, Step, Submit
+from server import outcome as outcomes
+from server.metrics import Metrics
+from server.outcome import Outcome
+from server.stream import Choice, Grammar, Stream
+
+# 144 random bits: more than anyone can guess, and whole base64 characters.
+STREAM_ID_BYTES = 18
+# A request that was with two engines when they died is likely what killed them: it isn't given to a third.
+ENGINE_DEATHS_MAX = 2
+# Streams that are no longer held are still told apart from those that never were, as long as this many came since.
+GONE_MAX = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds on streams; the flags of the same names set them."""
+
+    credit_window: int = 64
+    resume_ttl_s: float = 30.0
+    log_bytes_per_stream: int = 1024 * 1024
+    log_bytes: int = 256 * 1024 * 1024
+    streams_max: int = 10_000  # that have not ended
+    queue_max: int = 1024  # streams that wait for a place in the batch
+    queue_timeout_s: float = 60.0
+    request_timeout_s: float | None = None
+    engine_restart_wait_s: float = 30.0
+
+
+class Engine(Protocol):
+    """What the table needs of an engine's client."""
+
+    hello: Hello | None  # None: not connected
+
+    def submit(self, message: Submit) -> None: ...  # noqa: D102
+    def credit(self, sequence_id: int, total: int) -> None: ...  # noqa: D102
+    def cancel(self, sequence_ids: list[int]) -> None: ...  # noqa: D102
+
+
+class Slots(Protocol):
+    """Concurrent streams of each key."""
+
+    def take(self, key: str) -> bool: ...  # noqa: D102
+    def give(self, key: str) -> None: ...  # noqa: D102
+
+
+def new_stream_id() -> str:
+    """Unguessable, and never used before."""
+    return secrets.token_urlsafe(STREAM_ID_BYTES)
+
+
+class Busy(Exception):
+    """No room for another stream now. `status` is 429 (this key's limit) or 503 (the server's)."""
+
+    def __init__(self, status: int, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sequence that a request asks for."""
+
+    prompt: list[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How ids become text."""
+
+    stops: tuple[str, ...] = ()
+    skip_special: bool = True
+
+
+class StreamTable:
+    """`clock` gives seconds that only grow; `call_later(seconds, f)` returns what cancels the call."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        slots: Slots,
+        metrics: Metrics,
+        limits: Limits,
+        *,
+        clock: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], Callable[[], None]],
+        log_access: Callable[[Stream], None],
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.clock = clock
+        self.gauges = Gauges()
+        self.log_bytes = 0  # of all logs together
+        self._slots = slots
+        self._metrics = metrics
+        self.call_later = call_later
+        self._log_access = log_access
+        self._streams: dict[str, Stream] = {}
+        self._live: dict[Stream, None] = {}  # have no outcome yet
+        self._finished: dict[Stream, None] = {}  # still readable, oldest first
+        self._with_slot: set[Stream] = set()
+        self._choices: dict[int, Choice] = {}  # by sequence id
+        self._sequence_ids = count(1)
+        self._queued = 0  # sequences that were not admitted yet
+        self._gone: dict[str, str] = {}  # ids of streams that were dropped, and their keys, oldest first
+        self._returning: Callable[[], None] | None = None  # cancels the wait for an engine
+
+    # Starting and finding
+
+    def start(
+        self,
+        grammar: Grammar,
+        parts: list[Part],
+        *,
+        key: str,
+        request_id: str,
+        text: TextOptions,
+        collect: bool = False,
+    ) -> Stream:
+        """A new stream, its sequences submitted. `collect` keeps each choice's text, for an answer in one piece.
+
+        Raises Busy before any engine work. The caller attaches a reader at once."""
+        self._refuse_when_busy(key, len(parts))
+        stream = Stream(self, key, request_id, grammar)
+        self._streams[stream.id] = stream
+        self._live[stream] = None
+        self._with_slot.add(stream)
+        for event in grammar.opening():
+            stream.append(event)
+        for index, part in enumerate(parts):
+            choice = Choice(
+                stream=stream,
+                index=index,
+                prompt=part.prompt,
+                sampling=part.sampling,
+                text=TextStream(self.tokenizer, skip_special=text.skip_special, stops=text.stops),
+                credit=self.limits.credit_window,
+                shown=[] if collect else None,
+                logprobs=[] if collect else None,
+            )
+            stream.choices.append(choice)
+            self._submit(choice)
+        self._metrics.started[grammar.api] += 1
+        self._arm_deadlines(stream)
+        return stream
+
+    def find(self, stream_id: str, key: str) -> Stream | None:
+        """The stream, if it is this key's and still held."""
+        stream = self._streams.get(stream_id)
+        return stream if stream is not None and stream.key == key else None
+
+    def was_dropped(self, stream_id: str, key: str) -> bool:
+        """Whether a stream that `find` doesn't know was this key's, and is gone."""
+        return self._gone.get(stream_id) == key
+
+    def retake_slot(self, stream: Stream) -> None:
+        """A reader returns to a detached stream. Raises Busy when its key's slots are taken meanwhile."""
+        if stream.outcome is None and stream not in self._with_slot:
+            if not self._slots.take(stream.key):
+                raise Busy(429, "this key's streams are all in use", 1)
+            self._with_slot.add(stream)
+
+    @property
+    def live(self) -> Iterable[Stream]:
+        """The streams that have not ended."""
+        return self._live.keys()
+
+    def _refuse_when_busy(self, key: str, sequences: int) -> None:
+        if self.engine.hello is None:
+            raise Busy(503, "the engine is starting", 2)
+        if len(self._live) >= self.limits.streams_max:
+            raise Busy(503, f"the server has {len(self._live)} streams, its limit", 2)
+        if self._queued + sequences > self.limits.queue_max + self.engine.hello.running_max:
+            raise Busy(503, f"{self._queued} sequences wait already, the limit", 5)
+        if not self._slots.take(key):
+            raise Busy(429, "this key's streams are all in use", 1)
+
+    def _submit(self, choice: Choice) -> None:
+        choice.sequence_id = next(self._sequence_ids)
+        self._choices[choice.sequence_id] = choice
+        if not choice.admitted:
+            self._queued += 1
+        generated = choice.generated
+        self.engine.submit(
+            Submit(choice.sequence_id, choice.prompt, choice.sampling, choice.credit, generated, choice.stream.key)
+        )
+
+    def _arm_deadlines(self, stream: Stream) -> None:
+        limits = self.limits
+
+        def expire_queued() -> None:
+            if stream.state == "queued" or not any(c.admitted for c in stream.choices):
+                seconds = limits.queue_timeout_s
+                stream.finish(Outcome(outcomes.EXPIRED, f"the request waited {seconds:g} s for its turn", True))
+
+        def expire() -> None:
+            stream.finish(Outcome(outcomes.EXPIRED, f"the request took longer than {limits.request_timeout_s:g} s"))
+
+        stream.on_finish.append(self.call_later(limits.queue_timeout_s, expire_queued))
+        if limits.request_timeout_s is not None:
+            stream.on_finish.append(self.call_later(limits.request_timeout_s, expire))
+
+    # The engine's steps
+
+    def on_step(self, step: Step) -> None:
+        """Give every stream its tokens, then let the readers write."""
+        now = self.clock()
+        self.gauges = step.gauges
+        touched: list[Stream] = []
+        for admitted in step.admitted:
+            if choice := self._choices.get(admitted.id):
+                self._admit(choice, admitted.cached_tokens, now)
+        logprobs = {best.index: best for best in step.logprobs} if step.logprobs else None
+        unshown = {end.id for end in step.ends if end.by_token} if step.ends else ()
+        choices = self._choices
+        discarded = 0
+        for index, (sequence_id, token) in enumerate(zip(step.ids, step.tokens, strict=True)):
+            choice = choices.get(sequence_id)
+            if choice is None:
+                discarded += 1
+                continue
+            stream = choice.stream
+            if not stream.touched:
+                stream.touched = True
+                touched.append(stream)
+            if sequence_id in unshown:
+                choice.generated.append(token)  # it counts, and ends the text without being any
+            elif choice.push(token, logprobs.get(index) if logprobs else None):
+                self._stopped(choice)
+        self._metrics.generated_tokens += len(step.ids) - discarded
+        self._metrics.discarded_tokens += discarded
+        for end in step.ends:
+            if choice := choices.get(end.id):
+                self._ended(choice, end)
+        self._observe(touched, now)
+        for stream in touched:
+            stream.touched = False
+            for reader in tuple(stream.readers):
+                reader.pump()
+
+    def _observe(self, touched: list[Stream], now: float) -> None:
+        metrics = self._metrics
+        for stream in touched:
+            if stream.last_token_at:
+                metrics.itl.observe(now - stream.last_token_at)
+            else:
+                stream.first_token_at = now
+                metrics.ttft.observe(now - stream.created)
+            stream.last_token_at = now
+
+    def _admit(self, choice: Choice, cached_tokens: int, now: float) -> None:
+        if choice.admitted:
+            return
+        choice.admitted = True
+        choice.cached_tokens = min(cached_tokens, len(choice.prompt))
+        self._queued -= 1
+        if choice is choice.stream.choices[0]:
+            self._metrics.queue.observe(now - choice.stream.created)
+
+    def _stopped(self, choice: Choice) -> None:
+        """A stop string came: what the engine makes from here on is dropped."""
+        self._drop(choice)
+        self.engine.cancel([choice.sequence_id])
+        choice.stream.end_choice(choice, outcomes.STOP)
+
+    def _ended(self, choice: Choice, end: End) -> None:
+        self._drop(choice)
+        if end.reason in outcomes.SUCCESSES:
+            choice.stream.end_choice(choice, end.reason)
+        else:
+            choice.stream.finish(Outcome(outcomes.ERROR, end.message))
+
+    def _drop(self, choice: Choice) -> None:
+        """The engine no longer has this sequence, or won't soon."""
+        if self._choices.pop(choice.sequence_id, None) is not None and not choice.admitted:
+            self._queued -= 1
+
+    def grant(self, choice: Choice, total: int) -> None:
+        """Let a sequence reach `total` generated tokens."""
+        choice.credit = total
+        if choice.sequence_id in self._choices:
+            self.engine.credit(choice.sequence_id, total)
+
+    # Leaving, returning, ending
+
+    def hold(self, stream: Stream) -> None:
+        """The last reader left. The stream parks at once, and waits `resume_ttl_s` for one to come back."""
+        ttl_s = self.limits.resume_ttl_s
+        if ttl_s <= 0:
+            stream.finish(Outcome(outcomes.CANCELLED, "the client left"))
+            return
+        for choice in stream.live:
+            self.grant(choice, 0)
+        self._give_slot(stream)
+        stream.held_for = self.call_later(
+            ttl_s, lambda: stream.finish(Outcome(outcomes.CANCELLED, f"no reader came back within {ttl_s:g} s"))
+        )
+
+    def release(self, stream: Stream) -> None:
+        """`stream` has its outcome: free what it took, count it, and keep its log for late readers."""
+        assert stream.outcome is not None
+        left = [choice for choice in stream.choices if choice.sequence_id in self._choices]
+        if left:
+            self.engine.cancel([choice.sequence_id for choice in left])
+            for choice in left:
+                self._drop(choice)
+        if stream.held_for is not None:
+            stream.held_for()
+            stream.held_for = None
+        self._give_slot(stream)
+        del self._live[stream]
+        metrics, api = self._metrics, stream.grammar.api
+        metrics.ended[api, stream.outcome.kind] += 1
+        metrics.request.observe(self.clock() - stream.created)
+        metrics.prompt_tokens += stream.prompt_tokens
+        metrics.cached_tokens += stream.cached_tokens
+        self._log_access(stream)
+        self._finished[stream] = None
+        self.call_later(self.limits.resume_ttl_s, lambda: self._forget(stream))
+        self.trim()
+
+    def trim(self) -> None:
+        """Keep all logs together within their budget: the oldest finished ones go first."""
+        while self.log_bytes > self.limits.log_bytes and self._finished:
+            self._forget(next(iter(self._finished)))
+
+    def _give_slot(self, stream: Stream) -> None:
+        if stream in self._with_slot:
+            self._with_slot.remove(stream)
+            self._slots.give(stream.key)
+
+    def _forget(self, stream: Stream) -> None:
+        """Drop a finished stream; readers that are still at it keep the log alive until they are done."""
+        if self._streams.pop(stream.id, None) is None:
+            return
+        del self._finished[stream]
+        self.log_bytes -= stream.log.size
+        self._gone[stream.id] = stream.key
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+
+    # The engine's death and return
+
+    def on_engine_lost(self) -> None:
+        """Streams wait for the next engine if it may come in time, else end with an error that says so."""
+        self._choices.clear()
+        self._queued = 0
+        wait_s = self.limits.engine_restart_wait_s
+        for stream in list(self._live):
+            stream.deaths += 1
+            if wait_s <= 0 or stream.deaths >= ENGINE_DEATHS_MAX:
+                stream.finish(Outcome(outcomes.ERROR, "the engine died", retriable=stream.deaths < ENGINE_DEATHS_MAX))
+        if self._live and self._returning is None:
+            self._returning = self.call_later(wait_s, self._give_up_waiting)
+
+    def on_engine_ready(self) -> None:
+        """Submit every stream again, from its prompt and what it has generated."""
+        if self._returning is not None:
+            self._returning()
+            self._returning = None
+        for stream in list(self._live):
+            for choice in stream.live:
+                self._submit(choice)
+
+    def _give_up_waiting(self) -> None:
+        self._returning = None
+        for stream in list(self._live):
+            stream.finish(Outcome(outcomes.ERROR, "the engine died and did not come back in time", retriable=True))

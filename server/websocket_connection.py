@@ -1,0 +1,118 @@
+"""A connection after its upgrade: frames to the program's session and back, pings with a deadline, an orderly close."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from protocols.websocket import Closed, WebSocket
+from server.flow import Alarm
+from server.http import Call, Headers, Response, Session
+
+if TYPE_CHECKING:
+    from server.connection import Host
+
+# A peer that got our close frame has so long to answer it (RFC 6455 7.1.1 leaves the time to us).
+CLOSE_HANDSHAKE_S = 5.0
+
+
+class WebSocketConnection:
+    """Owned by a `Connection`, which passes on what the transport says."""
+
+    def __init__(self, host: Host, transport: asyncio.Transport, call: Call) -> None:
+        self._host = host
+        self._transport = transport
+        self._call = call
+        self._websocket = WebSocket(call.request, max_message=host.max_ws_message)
+        self._session: Session | None = None
+        self._heard = True  # a frame came since the last ping
+        self._closing = False
+        self._alarm = Alarm(host.loop, self._on_alarm)
+        self.writable = True
+
+    def open(self) -> tuple[Response, Headers] | None:
+        """Answer the handshake. What refuses it, if anything does, for the caller to send."""
+        program = self._host.program
+        if fault := self._websocket.check():
+            return program.malformed(self._call, fault.status, fault.message), fault.headers
+        answer = program.upgrade(self._call)
+        if isinstance(answer, Response):
+            return answer, ()
+        self._transport.write(self._websocket.accept())
+        self._session = answer(self)
+        self._alarm.set(self._host.deadlines.keepalive_s)
+        return None
+
+    def begin(self, data: bytes) -> None:
+        """Frames that came right behind the handshake."""
+        if data:
+            self.receive(data)
+
+    def receive(self, data: bytes) -> None:
+        """Bytes came."""
+        self._heard = True
+        events = self._websocket.receive(data)
+        if reply := self._websocket.take_outgoing():
+            self._transport.write(reply)
+        for event in events:
+            if isinstance(event, Closed):
+                self._end_session()
+                self._transport.close()
+                self._closing = True
+                self._alarm.set(CLOSE_HANDSHAKE_S)
+            elif self._session is not None:
+                self._session.receive(event)
+
+    def frame(self, payload: bytes) -> bytes:
+        """The frame of one text message of UTF-8, for `write`."""
+        return self._websocket.text(payload)
+
+    def frame_binary(self, payload: bytes) -> bytes:
+        """The frame of one binary message."""
+        return self._websocket.binary(payload)
+
+    def write(self, frames: bytes) -> None:
+        """Send frames."""
+        self._transport.write(frames)
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Begin the closing handshake; its end has a deadline."""
+        if not self._closing:
+            self._closing = True
+            self._transport.write(self._websocket.close(code, reason))
+            self._alarm.set(CLOSE_HANDSHAKE_S)
+
+    def pump(self) -> None:
+        """The transport takes more."""
+        if self._session is not None:
+            self._session.pump()
+
+    def drain(self) -> None:
+        """The server will stop."""
+        if self._session is not None and not self._closing:
+            self._session.drain()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self._alarm.close()
+        self._end_session()
+
+    def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.lost()
+
+    def _on_alarm(self) -> None:
+        if self._closing:
+            self._transport.abort()
+            return
+        if not self.writable:
+            pass  # the stall watch judges a peer that can't be written to
+        elif self._heard:
+            self._heard = False
+            self._transport.write(self._websocket.ping())
+        else:
+            self.close(1011, "no pong in time")
+            self._end_session()
+            return
+        self._alarm.set(self._host.deadlines.keepalive_s)

@@ -1,0 +1,50 @@
+"""Sluice as a package: `pip install .`, `pip install -e .` and a bare checkout all run."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'VERSION = "(.+)"', (ROOT / "engine" / "version.py").read_text())[1]
+
+# Torch's range admits the CPU builds of 2.13 and the CUDA builds that GPU machines have.
+ENGINE = ["torch>=2.11,<3", "numpy>=2,<3", "safetensors>=0.5,<1", "gguf>=0.17,<1", "huggingface_hub>=1,<3", "tqdm>=4.66,<5"]
+SERVER = [
+    "uvloop>=0.21,<1",
+    "h11>=0.16,<1",
+    "wsproto>=1.2,<2",
+    "msgspec>=0.19,<1",
+    "tokenizers>=0.21,<1",
+    "jinja2>=3.1.6,<4",
+    "prometheus-client>=0.21,<1",
+]
+TEST = [
+    "pytest>=8.3,<10",
+    "pytest-timeout>=2.3,<3",
+    "hypothesis>=6.120,<7",
+    "transformers>=5,<6",
+    "openai>=2,<4",
+    "httpx>=0.28,<1",
+    "websockets>=15,<18",
+    "ruff>=0.15,<1",
+    "mypy>=1.18,<3",
+]
+
+setup(
+    name="sluice",
+    version=VERSION,
+    description="Streams the tokens of a language model to clients the moment they exist: SSE, chunked HTTP, WebSocket",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["server*", "protocols*", "engine*"]), "engine._kernels"],
+    # CUDA sources live in cuda/, which must never be a Python package: NVIDIA's own namespace package has that name.
+    package_dir={"engine._kernels": "cuda"},
+    package_data={"engine._kernels": ["*.cu", "*.cuh"]},
+    install_requires=[*SERVER, *ENGINE],
+    extras_require={"test": TEST, "cuda": ["cupy-cuda12x>=14,<15"]},
+    entry_points={"console_scripts": ["sluice = server.__main__:main"]},
+)
