@@ -206,8 +206,8 @@ class WebSocket:
     # What the server sends
 
     def text(self, data: bytes) -> bytes:
-        """One text message from UTF-8 bytes, behind the pongs that wait. Empty once a close frame was made, as for
-        all frames here."""
+        """One text message from UTF-8 bytes, behind the pongs that wait. Frames must be written in the order in which
+        they were made. Empty once a close frame was made, as for all frames here."""
         return self._message(_TEXT, data)
 
     def binary(self, data: bytes) -> bytes:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request
+from protocols.http1_guard import Guard
 
 HOST = b"Host: a.example\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -186,6 +187,17 @@ def test_limits_have_their_own_status() -> None:
         if isinstance(event, Refusal)
     ]
     assert statuses == [414, 431]
+
+
+def test_h11_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should the guard ever let something through that h11 refuses, it is a refusal like any other."""
+    monkeypatch.setattr(Guard, "next_piece", lambda guard: b"nonsense\r\n\r\n")
+    http = Http1(max_header=4096)
+    (refusal,) = http.receive(b"x")
+    assert isinstance(refusal, Refusal)
+    assert refusal.status == 400
+    answer(http)
+    assert http.must_close
 
 
 # Pipelining, keep-alive, EOF

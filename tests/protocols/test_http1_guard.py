@@ -345,6 +345,29 @@ def test_empty_lines_before_the_request() -> None:
     assert verdict(b"\n" + request) == 400
 
 
+def test_one_request_after_another() -> None:
+    guard = Guard(max_header=4096)
+    guard.buffer += post(b"Content-Length: 2", body=b"ok") + HIDDEN
+    assert [guard.next_piece(), guard.next_piece(), guard.next_piece()] == [post(b"Content-Length: 2"), b"ok", None]
+    guard.start_next()
+    assert guard.next_piece() == HIDDEN
+    assert guard.complete and not guard.buffer
+
+
+@pytest.mark.parametrize(
+    ("target", "parts"),
+    [
+        (b"/a?b", (b"", b"/a?b")),
+        (b"*", (b"", b"*")),
+        (b"HTTP://b:80/a?c", (b"b:80", b"/a?c")),
+        (b"https://[::1]?c", (b"[::1]", b"/?c")),
+        (b"http://b:", (b"b", b"/")),
+    ],
+)
+def test_split_absolute(target: bytes, parts: tuple[bytes, bytes]) -> None:
+    assert http1_guard.split_absolute(target) == parts
+
+
 def test_many_chunks_become_one_piece() -> None:
     guard = Guard(max_header=4096)
     guard.buffer += chunked(b"1\r\nx\r\n" * 1000 + b"0\r\n\r\nGET")

@@ -168,6 +168,15 @@ def test_final_blocks() -> None:
     socket, _ = connect()
     once = frame(0xC1, b"\xf3\x48\xcd\xc9\xc9\x07\x00\x00")
     assert socket.receive(once * 3) == [Text("Hello")] * 3
+    split = frame(0x41, b"\xf3\x48\xcd\xc9\xc9\x07\x00") + frame(0x80, b"\x00")
+    assert socket.receive(split) == [Text("Hello")]
+
+
+def test_fragments_in_the_wrong_place() -> None:
+    """RFC 6455 5.4, told at the header: what isn't part of a message is never inflated."""
+    for data in (frame(0x80, b"\x07"), frame(0x41, squeeze(b"a")) + frame(0xC1, b"\x07")):
+        events = connect()[0].receive(data)
+        assert last_code(events) == 1002
 
 
 @pytest.mark.parametrize(
