@@ -93,7 +93,7 @@ class ModelRunner:
             raise ModelError(f"{blocks} KV blocks need {size:.1f} GiB of memory; ask for fewer") from None
 
     @torch.inference_mode()
-    def execute(self, slices: list[Slice]) -> list[Sampled]:
+    def execute(self, slices: list[Slice]) -> list[Sampled | None]:
         """Computes every slice and chooses the next token of those with `sample` set; one answer for each of these,
         in their order."""
         batch = _batch(slices, self._block_size)
@@ -113,7 +113,7 @@ class ModelRunner:
             return []
         last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1)
         logits = self._model.logits(hidden.index_select(0, last_rows))
-        return self._sampler.choose(logits, [slices[index].sequence for index in sampled])
+        return list(self._sampler.choose(logits, [slices[index].sequence for index in sampled]))
 
 
 def _batch(slices: list[Slice], block_size: int) -> StepBatch:

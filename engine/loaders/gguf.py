@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import torch
 
+from engine import vocab
 from engine.models.config import ModelConfig, ModelError, from_gguf
 from engine.wire import TokenizerSpec
 
@@ -76,9 +77,10 @@ class GGUFCheckpoint:
 
     def tokenizer(self) -> TokenizerSpec:
         """See `Checkpoint`."""
-        from engine import vocab
-
-        return vocab.from_gguf(self._reader)
+        try:
+            return vocab.from_gguf(self._reader)
+        except vocab.VocabError as error:
+            raise ModelError(f"{self._path}: {error}") from None
 
 
 class _Reader(gguf.GGUFReader):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine import vocab
 from engine.models.config import ModelConfig, ModelError, from_huggingface
 from engine.wire import TokenizerSpec
 
@@ -48,9 +49,10 @@ class SafetensorsCheckpoint:
 
     def tokenizer(self) -> TokenizerSpec:
         """See `Checkpoint`."""
-        from engine import vocab
-
-        return vocab.from_directory(self._path)
+        try:
+            return vocab.from_directory(self._path)
+        except vocab.VocabError as error:
+            raise ModelError(str(error)) from None
 
 
 def _places(path: Path) -> dict[str, Path]:
