@@ -7,6 +7,7 @@ With --listen it stands alone, and servers attach to it by --engine-url.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import select
@@ -68,10 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     gc.collect()
     gc.freeze()
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         shell.run()
-    except KeyboardInterrupt:
-        pass
     return 0
 
 
@@ -80,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--listen", metavar="ADDRESS", help="unix:/path or tcp://host:port")
     where.add_argument("--fd", type=int, help="an inherited connected socket (used by the server)")
-    parser.add_argument("--token-file", metavar="FILE", help="the secret that a server must send first; needed over TCP")
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="the secret that a server must send first; needed over TCP"
+    )
     parser.add_argument("--engine", choices=("local", "synthetic"), default="local")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a known name, a directory, or a .gguf file")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))

@@ -26,8 +26,8 @@ from engine.wire import (
     Sampling,
     Step,
     Submit,
-    TokenizerSpec,
     ToEngine,
+    TokenizerSpec,
 )
 
 # More would make one sequence's log probabilities dominate the step's time and message.
@@ -205,7 +205,7 @@ class Core:
         if total >= limit:
             return f"{total} tokens leave no room for a new one in {limit}"
         for ids in (message.prompt, message.generated):
-            if ids and not (0 <= min(ids) and max(ids) < self.hello.vocab_size):
+            if ids and not (min(ids) >= 0 and max(ids) < self.hello.vocab_size):
                 return f"a token id is not in the vocabulary of {self.hello.vocab_size}"
         if len(message.generated) >= message.sampling.max_tokens:
             return "max_tokens is reached already"

@@ -23,7 +23,7 @@ CHUNK_TOKENS_MIN = 64
 
 
 class Scheduler:
-    """`step_tokens_max`: the token budget of a step. `running_max`: sequences in the batch; both bound a step's time."""
+    """`step_tokens_max`: token budget of a step; `running_max`: sequences in the batch. Both bound a step's time."""
 
     def __init__(self, pool: BlockPool, *, step_tokens_max: int, running_max: int) -> None:
         if step_tokens_max <= running_max:

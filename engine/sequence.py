@@ -11,7 +11,7 @@ WAITING, RUNNING, PARKED = "waiting", "running", "parked"
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`computed` of its `tokens` have their keys and values in `blocks`; the scheduler's whole job is to close the gap."""
+    """`computed` of its `tokens` have their keys and values in `blocks`; the scheduler's job is to close the gap."""
 
     id: int
     tokens: list[int]  # prompt, then generated ids

@@ -4,8 +4,8 @@ Everything else is the real engine: the same process, wire, scheduler, block poo
 or measured with it is what a model's tokens go through.
 
 Vocabulary: ids 0 to 255 are the bytes of those values, then come the special tokens, then 10,000 words of five
-bytes (" 0000" to " 9999"), then the pieces that the script names. Without a script the n-th token of a sequence is the word
-numbered n plus a start that depends on the prompt, the seed and the choice: a gap or a repeat shows at once.
+bytes (" 0000" to " 9999"), then the pieces that the script names. Without a script the n-th token of a sequence is
+the word numbered n plus a start that depends on the prompt, the seed and the choice: a gap or a repeat shows at once.
 
 Script (JSON): {"scripts": [{"match": "words of the prompt", "tokens": [...], "finish": "stop"}, ...], "faults": ...}.
 The first script whose `match` occurs in the prompt's text is played, from its first token on; "" matches all.

@@ -99,6 +99,14 @@ class Tokenizer:
             data = data.removeprefix(b" ")
         return data.decode("utf-8", "replace")
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of one id; none for an id beyond the vocabulary, which models pad."""
+        return self.table[token] if 0 <= token < self.vocab_size else b""
+
+    def text_of(self, token: int) -> str:
+        """The same as text, for people: what is not whole UTF-8 becomes U+FFFD."""
+        return self.bytes_of(token).decode("utf-8", "replace")
+
     def _encode_bytes(self, text: str) -> list[int]:
         """The vocabulary without a tokenizer.json: a byte is the id of its value, a bare marker is its special id."""
         ids: list[int] = []
