@@ -183,7 +183,7 @@ class Http1:
                 events.append(Body(bytes(event.data)))
             elif isinstance(event, h11.EndOfMessage):
                 events.append(BodyEnd())
-                if self._request and not self._request.keep_alive:
+                if self._request and not (self._request.keep_alive or self._request.upgrade):
                     self._stop_reading()
                 break
 

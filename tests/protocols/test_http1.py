@@ -119,7 +119,7 @@ def test_unknown_upgrades_are_ordinary_requests() -> None:
 
 
 def test_upgrade_takes_the_bytes_behind_it() -> None:
-    http = connect(b"GET / HTTP/1.1\r\n" + HOST + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n\x81\x80")
+    http = connect(b"GET / HTTP/1.1\r\n" + HOST + b"Connection: upgrade, close\r\nUpgrade: websocket\r\n\r\n\x81\x80")
     assert http.receive(b"1234") == []
     assert http.buffered == 6
     assert http.take_upgrade_bytes() == b"\x81\x801234"
