@@ -132,6 +132,7 @@ class Server:
             clock=time.monotonic,  # the loop's own counts whole milliseconds
             call_later=lambda seconds, call: self._loop.call_later(seconds, call).cancel,
             log_access=self._log.stream,
+            log_fault=self._log.fault,
         )
         link.listener = table
         self._metrics.live = self._live

@@ -8,6 +8,8 @@ phase, and the judgement of whether a client is gone.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -36,6 +38,8 @@ LINGER_BYTES_MAX = 1024 * 1024
 PIPELINE_BYTES_MAX = 64 * 1024
 # A client that sends pings, or messages to an echo, and does not read the replies is not read any more above this.
 UNREAD_REPLIES_BYTES_MAX = 64 * 1024
+
+_LINGER_NOT_AT_ALL = struct.pack("ii", 1, 0)  # struct linger: closing sends a reset
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Connection(asyncio.Protocol):
         self._websocket: WebSocketConnection | None = None
         self._call: Call | None = None
         self._request_read = False  # the current request is here to its end
+        self._refusal: Response | None = None  # earned by its head
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
         self._channel: HttpChannel | None = None
@@ -139,7 +144,7 @@ class Connection(asyncio.Protocol):
         self._take(self._http.receive_eof())
         if self._channel is not None:
             self._probe_half_close(self._channel)
-        elif self._task is None:
+        elif self._task is None and not self._http.buffered:
             self._close()
         elif self._whole_answer:
             self._judge_half_close()
@@ -174,7 +179,7 @@ class Connection(asyncio.Protocol):
     # What the server decides
 
     def abort(self) -> None:
-        """Close now, whatever is unsent: the client sees a reset."""
+        """Close now, whatever is unsent."""
         self.transport.abort()
 
     def drain(self) -> None:
@@ -183,6 +188,11 @@ class Connection(asyncio.Protocol):
             self._websocket.drain()
         elif self._call is None and self._http.awaiting_request:
             self._close()
+
+    def _reset(self) -> None:
+        """Close so that the client sees an error: towards HTTP/1.0 an orderly close says that the body is whole."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT_AT_ALL)
+        self.transport.abort()
 
     def _close(self) -> None:
         """Close once what is written has been sent; a client that doesn't take it can't keep the connection open."""
@@ -208,6 +218,8 @@ class Connection(asyncio.Protocol):
                 self._dispatch()
             else:
                 self._refuse(event)
+        if self._refusal is not None and self._call is not None:
+            self._send(self._call, self._refusal)  # its body is still coming
         self._set_alarm()
         if self._http.buffered > PIPELINE_BYTES_MAX:
             self.transport.pause_reading()
@@ -244,17 +256,17 @@ class Connection(asyncio.Protocol):
         refusal = self.host.program.refuse(call)
         if refusal is None and (request.content_length or 0) > self.host.max_body:
             refusal = self._too_large(call)
-        if refusal is not None:
-            self._send(call, refusal)
-        elif request.expect_continue:
+        # Answered when all that has come is read: a request that is here whole need not cost its connection.
+        self._refusal = refusal
+        if refusal is None and request.expect_continue:
             self.transport.write(self._http.continue_100())
 
     def _collect(self, data: bytes) -> None:
-        if self._call is None or self._lingering:
-            return  # refused already
+        if self._call is None or self._refusal is not None:
+            return
         self._body += data
         if len(self._body) > self.host.max_body:
-            self._send(self._call, self._too_large(self._call))
+            self._refusal = self._too_large(self._call)
 
     def _too_large(self, call: Call) -> Response:
         return self.host.program.malformed(call, 413, f"the body is larger than {self.host.max_body} bytes")
@@ -264,6 +276,9 @@ class Connection(asyncio.Protocol):
         if call is None or self._lingering:
             return
         self._request_read = True
+        if self._refusal is not None:
+            self._send(call, self._refusal)
+            return
         call.body = bytes(self._body)
         self._body.clear()
         if call.request.upgrade:
@@ -304,7 +319,7 @@ class Connection(asyncio.Protocol):
         """Write a whole answer. Closes after it when the request isn't fully read, or either side wants it."""
         http = self._http
         headers = [(b"Date", _date()), *answer.headers, *extra]
-        if answer.body:
+        if answer.body or answer.status == 200:
             headers.append((b"Content-Type", answer.content_type))
         head = http.head(answer.status, headers, length=len(answer.body), close=self.host.draining)
         self.transport.write(head + http.body(answer.body) + http.end())
@@ -360,12 +375,12 @@ class Connection(asyncio.Protocol):
             self.transport.write(self._http.end())
             self._end_answer()
         elif call is not None and call.request.http_version == "1.0":
-            self.abort()  # there the close alone says that the body is whole; a reset says that it isn't
+            self._reset()
         else:
             self._close()
 
     def _end_answer(self) -> None:
-        self._call = None
+        self._call = self._refusal = None
         self._body.clear()
         if not self._request_read and not self._eof:
             self._linger()

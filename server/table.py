@@ -8,6 +8,7 @@ stream takes (an engine sequence, its key's slot, credit, a place here) is given
 from __future__ import annotations
 
 import secrets
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -105,6 +106,7 @@ class StreamTable:
         clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], None]], Callable[[], None]],
         log_access: Callable[[Stream], None],
+        log_fault: Callable[[str, str], None],
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -116,6 +118,7 @@ class StreamTable:
         self._metrics = metrics
         self.call_later = call_later
         self._log_access = log_access
+        self._log_fault = log_fault
         self._streams: dict[str, Stream] = {}
         self._live: dict[Stream, None] = {}  # have no outcome yet
         self._finished: dict[Stream, None] = {}  # still readable, oldest first
@@ -246,8 +249,12 @@ class StreamTable:
                 touched.append(stream)
             if sequence_id in unshown:
                 choice.generated.append(token)  # it counts, and ends the text without being any
-            elif choice.push(token, logprobs.get(index) if logprobs else None):
-                self._stopped(choice)
+            else:
+                try:
+                    if choice.push(token, logprobs.get(index) if logprobs else None):
+                        self._stopped(choice)
+                except Exception:  # our own mistake ends this stream, not the step that all share
+                    self._fail(stream)
         self._metrics.generated_tokens += len(step.ids) - discarded
         self._metrics.discarded_tokens += discarded
         for end in step.ends:
@@ -256,8 +263,15 @@ class StreamTable:
         self._observe(touched, now)
         for stream in touched:
             stream.touched = False
-            for reader in tuple(stream.readers):
-                reader.pump()
+            try:
+                for reader in tuple(stream.readers):
+                    reader.pump()
+            except Exception:
+                self._fail(stream)
+
+    def _fail(self, stream: Stream) -> None:
+        self._log_fault(stream.request_id, traceback.format_exc())
+        stream.finish(Outcome(outcomes.ERROR, "the server failed; its log has this request's id"))
 
     def _observe(self, touched: list[Stream], now: float) -> None:
         metrics = self._metrics

@@ -22,7 +22,14 @@ from server.api.errors import ApiError, invalid
 from server.api.generation import Generation
 from server.api.openai_chat import plan_chat, usage_of
 from server.api.openai_completions import plan_completion
-from server.api.types import ChatRequest, CompletionRequest, GenerationFields, Message, convert
+from server.api.types import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    Message,
+    convert,
+    refuse_repeated_names,
+)
 from server.framing import unescaped
 from server.http import Call, Session, WebSocketChannel
 from server.log import Event
@@ -87,9 +94,13 @@ class ApiSession:
             self._socket.close(1003, "messages are JSON text")
 
     def pump(self) -> None:
-        """The socket takes more: every generation in turn."""
-        for shown in list(self._shown.values()):
-            shown.reader.pump()
+        """The socket takes more: every generation in turn, the one that was served last at the end."""
+        for id_ in list(self._shown):
+            if not self._socket.writable:
+                return
+            if shown := self._shown.pop(id_, None):
+                self._shown[id_] = shown
+                shown.reader.pump()
 
     def drain(self) -> None:
         """No new generations; close when the last one ended."""
@@ -315,6 +326,7 @@ def open_session(generation: Generation, metrics: Metrics, call: Call, socket: W
 def _decode(text: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(text)
+        refuse_repeated_names(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(None, f"the message is not valid JSON: {error}", "invalid_json") from None
     if not isinstance(value, dict):
