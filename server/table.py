@@ -327,9 +327,12 @@ class StreamTable:
         for choice in stream.live:
             self.grant(choice, 0)
         self._give_slot(stream)
-        stream.held_for = self.call_later(
-            ttl_s, lambda: stream.finish(Outcome(outcomes.CANCELLED, f"no reader came back within {ttl_s:g} s"))
-        )
+        stream.held_for = self.call_later(ttl_s, lambda: self._abandon(stream))
+
+    def _abandon(self, stream: Stream) -> None:
+        """Nobody came back in time. Whoever still does is told so (410), and gets no half of an answer."""
+        stream.finish(Outcome(outcomes.CANCELLED, f"no reader came back within {self.limits.resume_ttl_s:g} s"))
+        self._forget(stream)
 
     def release(self, stream: Stream) -> None:
         """`stream` has its outcome: free what it took, count it, and keep its log for late readers."""
