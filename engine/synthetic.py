@@ -7,7 +7,7 @@ Vocabulary: ids 0 to 255 are the bytes of those values, then come the special to
 bytes (" 0000" to " 9999"), then the pieces that the script names. Without a script the n-th token of a sequence is
 the word numbered n plus a start that depends on the prompt, the seed and the choice: a gap or a repeat shows at once.
 
-Script (JSON): {"scripts": [{"match": "words of the prompt", "tokens": [...], "finish": "stop"}, ...], "faults": ...}.
+Script (JSON): {"scripts": [{"match": "words of the prompt", "tokens": [...], "finish": "stop"}, ...]}.
 The first script whose `match` occurs in the prompt's text is played, from its first token on; "" matches all.
 An item of `tokens` is a string (one token of its UTF-8 bytes) or one of
   {"hex": "f09f98"}      one token of these bytes, whole characters or not
@@ -118,12 +118,12 @@ class SyntheticRunner:
         if not isinstance(play, _Play):
             play = sequence.runner_state = self._begin(sequence)
         if play.script is not None:
-            return self._play(play, play.script)
-        generated = len(sequence.tokens) - sequence.prompt_len
-        token = WORD_BASE + (play.start + generated) % WORDS
-        if sequence.sampling.logprobs < 0:
-            return Sampled(token)
-        return Sampled(token, logprob=_logprob(token, sequence.sampling.logprobs))
+            sampled = self._play(play, play.script)
+        else:
+            sampled = Sampled(WORD_BASE + (play.start + sequence.generated) % WORDS)
+        if sampled is not None and not sampled.error and sequence.sampling.logprobs >= 0:
+            sampled.logprob = _logprob(sampled.token, sequence.sampling.logprobs, self.vocab_size)
+        return sampled
 
     def _begin(self, sequence: Sequence) -> _Play:
         prompt = sequence.tokens[: sequence.prompt_len]
@@ -179,9 +179,9 @@ def _position_after(script: _Script, generated: int) -> int:
     return at
 
 
-def _logprob(token: int, top: int) -> Logprob:
+def _logprob(token: int, top: int, vocab_size: int) -> Logprob:
     """As if the token had probability 1/2, the next one 1/4, and so on."""
-    ids = [WORD_BASE + (token - WORD_BASE + i) % WORDS for i in range(top)]
+    ids = [(token + i) % vocab_size for i in range(top)]
     return Logprob(0, -0.6931471805599453, ids, [-0.6931471805599453 * (i + 1) for i in range(top)])
 
 

@@ -12,7 +12,7 @@ from engine.tokenizer import Tokenizer
 from engine.wire import Hello, Sampling
 from server.api import errors
 from server.api.errors import ApiError
-from server.api.types import GenerationFields, stop_strings
+from server.api.types import ChatRequest, GenerationFields, stop_strings
 from server.chat import ChatTemplate
 from server.framing import Framing, Ndjson, Plain, Sse
 from server.http import Call, Headers, Response, Streaming
@@ -68,7 +68,7 @@ class Generation:
         seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
         parts: list[Part] = []
         for prompt_index, prompt in enumerate(prompts):
-            _check_prompt(prompt, limit)
+            _check_prompt(prompt, limit, "messages" if isinstance(request, ChatRequest) else "prompt")
             room = limit - len(prompt)
             for choice_index in range(request.n or 1):
                 sampling = Sampling(
@@ -166,12 +166,12 @@ def framing_named(accept: str) -> str | None:
     return None
 
 
-def _check_prompt(prompt: list[int], limit: int) -> None:
+def _check_prompt(prompt: list[int], limit: int, param: str) -> None:
     if not prompt:
-        raise errors.invalid("prompt", "the prompt is empty: it must hold at least one token")
+        raise errors.invalid(param, "the prompt is empty: it must hold at least one token")
     if len(prompt) >= limit:
         message = (
             f"the prompt has {len(prompt)} tokens; with room for one new token at most {limit - 1} fit"
             f" in this model's context of {limit}"
         )
-        raise errors.invalid("messages", message, "context_length_exceeded")
+        raise errors.invalid(param, message, "context_length_exceeded")
