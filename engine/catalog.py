@@ -60,7 +60,7 @@ def resolve(name_or_path: str, *, progress: Progress) -> Path:
     if wheel := KNOWN.get(name_or_path):
         return _cached(wheel, progress)
     path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    if name_or_path and path.is_dir():
         return path
     if path.is_file():
         if path.suffix.lower() == ".gguf":
