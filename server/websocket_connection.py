@@ -49,19 +49,21 @@ class WebSocketConnection:
             self.receive(data)
 
     def receive(self, data: bytes) -> None:
-        """Bytes came."""
+        """Bytes came. What the session says to a message leaves before what the protocol says to a later frame."""
         self._heard = True
-        events = self._websocket.receive(data)
-        if reply := self._websocket.take_outgoing():
-            self._transport.write(reply)
-        for event in events:
+        over = False
+        for event in self._websocket.receive(data):
             if isinstance(event, Closed):
                 self._end_session()
-                self._transport.close()
-                self._closing = True
-                self._alarm.set(CLOSE_HANDSHAKE_S)
+                over = True
             elif self._session is not None:
                 self._session.receive(event)
+        if reply := self._websocket.take_outgoing():
+            self._transport.write(reply)
+        if over:
+            self._closing = True
+            self._transport.close()
+            self._alarm.set(CLOSE_HANDSHAKE_S)
 
     def frame(self, payload: bytes) -> bytes:
         """The frame of one text message of UTF-8, for `write`."""
