@@ -41,7 +41,14 @@ async def generate(generation: Generation, call: Call) -> Response | Streaming:
     else:
         prompt = await encode_messages(generation, [Message(role="user", content=request.prompt)])
     parts = generation.parts(request, [prompt], max_tokens=request.max_tokens)
-    grammar = ChatGrammar("generate", generation.model.name, generation.model.tokenizer, choices=len(parts))
+    options = request.stream_options
+    grammar = ChatGrammar(
+        "generate",
+        generation.model.name,
+        generation.model.tokenizer,
+        choices=len(parts),
+        include_usage=bool(options and options.include_usage),
+    )
     accept = call.header(b"accept")
     kind = framing_named(accept)
     if kind == PLAIN and len(parts) > 1:
@@ -72,12 +79,12 @@ def _parse(fields: dict[str, str]) -> GenerateRequest:
     for name in ("stream_options", "metadata", "logit_bias"):
         if name in fields:
             values[name] = _json(name, fields[name])
-    values.pop("stream", None)  # it always does
+    values["stream"] = True  # it always does
     return convert(values, GenerateRequest, strict=False)
 
 
 def _json(name: str, text: str) -> object:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(name, f"{name} is not valid JSON: {error}") from None
