@@ -9,7 +9,14 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'VERSION = "(.+)"', (ROOT / "engine" / "version.py").read_text())[1]
 
 # Torch's range admits the CPU builds of 2.13 and the CUDA builds that GPU machines have.
-ENGINE = ["torch>=2.11,<3", "numpy>=2,<3", "safetensors>=0.5,<1", "gguf>=0.17,<1", "huggingface_hub>=1,<3", "tqdm>=4.66,<5"]
+ENGINE = [
+    "torch>=2.11,<3",
+    "numpy>=2,<3",
+    "safetensors>=0.5,<1",
+    "gguf>=0.17,<1",
+    "huggingface_hub>=1,<3",
+    "tqdm>=4.66,<5",
+]
 SERVER = [
     "uvloop>=0.21,<1",
     "h11>=0.16,<1",
@@ -20,6 +27,7 @@ SERVER = [
     "prometheus-client>=0.21,<1",
 ]
 TEST = [
+    "setuptools>=77,<90",
     "pytest>=8.3,<10",
     "pytest-timeout>=2.3,<3",
     "hypothesis>=6.120,<7",
