@@ -84,9 +84,17 @@ def save(model: transformers.PreTrainedModel, path: Path, **options: Any) -> Pat
     return path
 
 
-def write_gguf(model: transformers.PreTrainedModel, family: str, path: Path, **fields: Any) -> Path:
-    """The model as llama.cpp's converter would write it, float32. Mistral goes by the name of llama. `fields` are
-    further metadata (str, int or float)."""
+def write_gguf(
+    model: transformers.PreTrainedModel,
+    family: str,
+    path: Path,
+    *,
+    vocabulary: bool = True,
+    tensors: dict[str, np.ndarray] | None = None,
+    **fields: Any,
+) -> Path:
+    """The model as llama.cpp's converter would write it, float32. Mistral goes by the name of llama. `tensors` are
+    further ones by their GGUF names, `fields` further metadata (str, int or float; __ for a dot)."""
     arch = "llama" if family == "mistral" else family
     config = model.config
     writer = gguf.GGUFWriter(path, arch)
@@ -105,8 +113,13 @@ def write_gguf(model: transformers.PreTrainedModel, family: str, path: Path, **f
     kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in fields.items():
         kinds[type(value)](key.replace("__", "."), value)
-    _write_vocabulary(writer)
+    if vocabulary:
+        _write_vocabulary(writer)
+    else:
+        writer.add_vocab_size(VOCAB_SIZE)
     _write_tensors(writer, model, arch)
+    for name, values in (tensors or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -130,7 +143,8 @@ def _write_vocabulary(writer: gguf.GGUFWriter) -> None:
 
 def _write_tensors(writer: gguf.GGUFWriter, model: transformers.PreTrainedModel, arch: str) -> None:
     config = model.config
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH_NAMES_REVERSE[arch], config.num_hidden_layers)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
     tied = config.tie_word_embeddings
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in model.state_dict().items():

@@ -57,10 +57,13 @@ class Stepper:
             assert next(answers, None) is None
         return chosen
 
-    def generate(self, prompts: Many[Many[int]], sampling: Sampling, *, chunk: int = 10**9) -> list[list[int]]:
+    def generate(
+        self, prompts: Many[Many[int]], sampling: Sampling, *, chunk: int = 10**9, stop_at_eos: bool = True
+    ) -> list[list[int]]:
         """The ids chosen for each prompt."""
         sequences = [self.sequence(prompt, sampling) for prompt in prompts]
-        return [[answer.token for answer in answers] for answers in self.run(sequences, chunk=chunk)]
+        answers = self.run(sequences, chunk=chunk, stop_at_eos=stop_at_eos)
+        return [[answer.token for answer in each] for each in answers]
 
     def _slice(self, sequence: Sequence, chunk: int) -> Slice:
         left = len(sequence.tokens) - sequence.computed
