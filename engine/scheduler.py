@@ -4,13 +4,14 @@ One rule for prefill, decode and resumption: a sequence is `computed` of `len(to
 of the step's token budget. A sequence that lacks one token decodes; one that lacks more gets a chunk.
 
 A sequence is waiting, running or parked. Parked: it has made as many tokens as its credit allows. It keeps its
-blocks until somebody needs them, except at credit 0 (no reader), which gives them back at once. Parking,
-preempting and finishing give blocks back in the same way: full ones stay in the prefix cache, so that going
-on is a cache hit and the recomputation of what was evicted.
+blocks until somebody needs them, also while it waits to run again; only at credit 0 (no reader) it gives them back
+at once. Parking, preempting and finishing give blocks back in the same way: full ones stay in the prefix cache, so
+that going on is a cache hit and the recomputation of what was evicted.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 
 from engine.block_pool import BlockPool, chain
@@ -138,7 +139,7 @@ class Scheduler:
                 blocks.append(block)
             sequence.published = len(blocks)
             sequence.computed = len(blocks) * size
-        if needed - len(blocks) > pool.available and not self._reclaim_parked(needed - len(blocks), sequence):
+        if needed - len(blocks) > pool.available and not self._reclaim_idle(needed - len(blocks), sequence):
             self._give_back(sequence)
             return False
         if sequence.cached_tokens < 0:
@@ -153,7 +154,7 @@ class Scheduler:
         pool = self.pool
         if sequence.computed < len(sequence.blocks) * pool.block_size:
             return True
-        while not pool.available and not self._reclaim_parked(1, sequence):
+        while not pool.available and not self._reclaim_idle(1, sequence):
             victim = next(reversed(self.running))
             self._preempt(victim)
             if victim is sequence:
@@ -176,9 +177,10 @@ class Scheduler:
             budget -= count
             left -= 1
 
-    def _reclaim_parked(self, wanted: int, keep: Sequence) -> bool:
-        """Take blocks back from parked sequences, the latest parked first. True once `wanted` are available."""
-        for victim in reversed(self.parked):
+    def _reclaim_idle(self, wanted: int, keep: Sequence) -> bool:
+        """Take blocks back from those that hold some and don't run: from the latest parked first, then from those that
+        were parked and wait for the batch, the last in the queue first. True once `wanted` are available."""
+        for victim in itertools.chain(reversed(self.parked), reversed(self.waiting)):
             if victim.blocks and victim is not keep:
                 self._give_back(victim)
                 self.preemptions += 1
