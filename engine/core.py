@@ -221,8 +221,10 @@ def _sampling_fault(sampling: Sampling) -> str:
     numbers = (sampling.temperature, sampling.top_p, sampling.min_p)
     if not all(math.isfinite(x) and x >= 0 for x in numbers) or sampling.top_p > 1 or sampling.min_p > 1:
         return "temperature must be at least 0, and top_p and min_p from 0 to 1"
-    if sampling.top_k < 0 or not 0 <= sampling.seed < 2**64:
-        return "top_k must be at least 0, and seed an unsigned 64-bit number"
+    if sampling.top_k < 0:
+        return "top_k must be at least 0"
+    if not all(0 <= x < 2**64 for x in (sampling.seed, sampling.prompt_index, sampling.choice_index)):
+        return "seed, prompt_index and choice_index must be unsigned 64-bit numbers"
     if sampling.max_tokens < 1:
         return "max_tokens must be at least 1"
     if not -1 <= sampling.logprobs <= LOGPROBS_MAX:

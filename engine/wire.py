@@ -197,5 +197,5 @@ class FrameReader:
     def _decode(self, body: bytes) -> ToEngine | ToServer:
         try:
             return self._decoder.decode(body)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise WireError(f"not a message of wire version {WIRE_VERSION}: {error}") from None
