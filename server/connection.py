@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 HIGH_WATER_BYTES = 16 * 1024
 # A second ping so long after the first: the first one's answer, a reset from a client that is gone, is here by then.
 HALF_CLOSE_PROBE_S = 0.05
-# After an early refusal the client may still be sending; closing at once would reset the connection and lose the
-# answer on its way. It gets so long, and so many bytes, to read it (RFC 9112 9.6).
+# Behind the last answer the client may still be sending; closing at once would reset the connection and lose the
+# answer on its way (RFC 9112 9.6). It gets so long to read it, and so many bytes to send: most clients write a body to
+# its end before they read, and one that is too large is often many times the limit. The bytes are dropped as they come.
 LINGER_S = 2.0
-LINGER_BYTES_MAX = 1024 * 1024
+LINGER_BYTES_MAX = 64 * 1024 * 1024
 # Pipelined bytes that wait behind a request; above it the socket is not read, and TCP holds the client back.
 PIPELINE_BYTES_MAX = 64 * 1024
 # A client that sends pings, or messages to an echo, and does not read the replies is not read any more above this.
@@ -382,14 +383,14 @@ class Connection(asyncio.Protocol):
     def _end_answer(self) -> None:
         self._call = self._refusal = None
         self._body.clear()
-        if not self._request_read and not self._eof:
-            self._linger()
-        elif self._http.must_close or self.host.draining:
-            self._close()
-        else:
+        if self._request_read and not self._http.must_close and not self.host.draining:
             self.transport.resume_reading()
             # In a turn of its own: a client that pipelines a thousand requests gets no deeper stack, and no monopoly.
             self.host.loop.call_soon(self._next)
+        elif self._eof or (self._request_read and self.host.draining):
+            self._close()  # nothing more can come; or nothing is expected, and a drain doesn't wait to see
+        else:
+            self._linger()
 
     def _next(self) -> None:
         """Begin the next request; a client that does not read the answers to earlier ones waits."""
@@ -401,7 +402,7 @@ class Connection(asyncio.Protocol):
         self._lingering = LINGER_BYTES_MAX
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._alarm.set(LINGER_S)
+        self._alarm.set(self.host.deadlines.write_stall_s if self._unsent() else LINGER_S)
 
     def _drop_answer(self) -> None:
         """The client is gone: whatever was being made for it knows."""
