@@ -151,12 +151,7 @@ class Shell:
 def bind(address: str) -> socket.socket:
     """A listening socket for `unix:/path` or `tcp://host:port`. Raises ValueError for anything else, and OSError."""
     if address.startswith("unix:"):
-        path = address.removeprefix("unix:")
-        sock = socket.socket(socket.AF_UNIX)
-        if os.path.exists(path) and not _answers(path):
-            os.unlink(path)  # left by an engine that is gone
-        sock.bind(path)
-        os.chmod(path, 0o600)
+        sock = _bind_unix(address.removeprefix("unix:"))
     elif address.startswith("tcp://"):
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         if not host or not port.isdigit():
@@ -165,6 +160,20 @@ def bind(address: str) -> socket.socket:
     else:
         raise ValueError(f"{address!r} is neither unix:/path nor tcp://host:port")
     sock.listen(128)
+    return sock
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """For this user only. Raises OSError when another engine answers there."""
+    if Path(path).is_socket() and not _answers(path):
+        os.unlink(path)  # left by an engine that is gone
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(path)
+    except OSError:
+        sock.close()
+        raise
+    os.chmod(path, 0o600)
     return sock
 
 
