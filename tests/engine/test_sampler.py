@@ -78,11 +78,16 @@ def test_temperature_sharpens_and_flattens(temperature: float) -> None:
 @pytest.mark.parametrize(
     ("sampling", "kept"), [({"top_p": 0.6}, 1200), ({"top_k": 700}, 700), ({"top_k": 600, "top_p": 0.5}, 300)]
 )
-def test_filters_wider_than_the_first_look(sampling: dict[str, Any], kept: int) -> None:
-    """On a nearly flat vocabulary of 2,000 the nucleus is wider than 512, so the whole row is sorted."""
+def test_filters_on_a_nearly_flat_vocabulary(sampling: dict[str, Any], kept: int) -> None:
     drawn = tokens(torch.linspace(0, 1e-3, 2000), draws=3000, **sampling)
     assert min(drawn) == pytest.approx(2000 - kept, abs=kept * 0.01)
     assert len(set(drawn)) > 0.85 * kept
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"top_p": 0.25}, {"top_k": 6, "top_p": 0.5}])
+def test_among_equals_the_lower_ids_stay(sampling: dict[str, Any]) -> None:
+    logits = torch.tensor([-5.0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])
+    assert set(tokens(logits, draws=500, **sampling)) == {1, 2, 3}
 
 
 def test_greedy_takes_the_likeliest() -> None:
