@@ -1,0 +1,167 @@
+"""The server's end of the wire: what leaves together, what is told, and when the engine counts as lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.client import EngineClient
+from engine.wire import Cancel, Credit, FrameReader, Gauges, Hello, Sampling, Step, Submit, encode
+from tests.support.engines import hello
+
+STEP = Step([1], [65], [], [], [], Gauges())
+
+
+class Transport(asyncio.Transport):
+    """Keeps what was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.aborted = False
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    @property
+    def messages(self) -> list[object]:
+        return list(FrameReader(engine_side=True).feed(b"".join(self.writes)))
+
+
+class Rig:
+    """A client, its transport, and what it told."""
+
+    def __init__(self, *, secret: bytes = b"", connect: bool = True) -> None:
+        self.hellos: list[Hello] = []
+        self.steps: list[Step] = []
+        self.lost: list[str] = []
+        self.client = EngineClient(
+            on_hello=self.hellos.append, on_step=self.steps.append, on_lost=self.lost.append, secret=secret
+        )
+        self.transport = Transport()
+        if connect:
+            self.client.connection_made(self.transport)
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def turn() -> None:
+    """The loop's next turn."""
+    await asyncio.sleep(0)
+
+
+def submit(id_: int) -> Submit:
+    return Submit(id_, [1], Sampling(max_tokens=1), 1)
+
+
+@in_loop
+async def test_what_one_turn_says_leaves_in_one_write_with_one_credit_message() -> None:
+    rig = Rig()
+    rig.client.submit(submit(1))
+    rig.client.credit(1, 5)
+    rig.client.credit(2, 7)
+    rig.client.cancel([3])
+    rig.client.credit(1, 9)
+    assert rig.transport.writes == []
+    await turn()
+    assert len(rig.transport.writes) == 1
+    assert rig.transport.messages == [submit(1), Cancel([3]), Credit([(1, 9), (2, 7)])]
+
+
+@in_loop
+async def test_each_turn_has_its_own_write_and_a_quiet_one_has_none() -> None:
+    rig = Rig()
+    rig.client.credit(1, 5)
+    await turn()
+    await turn()
+    rig.client.credit(1, 6)
+    await turn()
+    assert rig.transport.messages == [Credit([(1, 5)]), Credit([(1, 6)])]
+    assert len(rig.transport.writes) == 2
+
+
+@in_loop
+async def test_a_cancelled_sequence_gets_no_credit_any_more() -> None:
+    rig = Rig()
+    rig.client.credit(1, 5)
+    rig.client.cancel([1])
+    await turn()
+    assert rig.transport.messages == [Cancel([1])]
+
+
+@in_loop
+async def test_the_secret_comes_first() -> None:
+    rig = Rig(secret=b"a secret")
+    rig.client.submit(submit(1))
+    await turn()
+    assert rig.transport.writes == [b"a secret", encode(submit(1))]
+
+
+@in_loop
+async def test_messages_are_told_however_they_are_split() -> None:
+    rig = Rig()
+    for byte in encode(hello()) + encode(STEP):
+        rig.client.data_received(bytes([byte]))
+    assert (rig.hellos, rig.steps) == ([hello()], [STEP])
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff\xff\xff\xff", "over the limit"),
+        (b"\x00\x00\x00\x01\xc1", "wire version"),
+        (encode(msgspec.structs.replace(hello(), wire_version=99)), "speaks wire version 99"),
+    ],
+)
+def test_an_engine_that_speaks_otherwise_is_lost_with_the_reason(data: bytes, reason: str) -> None:
+    async def test() -> None:
+        rig = Rig()
+        rig.client.data_received(data)
+        assert rig.transport.aborted
+        rig.client.connection_lost(None)
+        assert len(rig.lost) == 1
+        assert reason in rig.lost[0]
+        assert not rig.hellos
+
+    asyncio.run(test())
+
+
+@in_loop
+async def test_a_closed_connection_is_lost_once_and_later_words_go_nowhere() -> None:
+    rig = Rig()
+    rig.client.submit(submit(1))
+    rig.client.connection_lost(None)
+    await turn()
+    rig.client.credit(1, 2)
+    await turn()
+    rig.client.close()
+    assert rig.lost == ["the engine closed the connection"]
+    assert rig.transport.writes == []
+
+
+@in_loop
+async def test_an_error_of_the_transport_is_the_reason() -> None:
+    rig = Rig()
+    rig.client.connection_lost(ConnectionResetError("reset"))
+    assert rig.lost == ["reset"]
+
+
+@in_loop
+async def test_close_aborts() -> None:
+    rig = Rig()
+    rig.client.close()
+    assert rig.transport.aborted
