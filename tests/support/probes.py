@@ -1,0 +1,92 @@
+"""What tests look at from outside: whether a text counts up without a gap, how many tokens were made, what an idle
+server holds, which processes are there. Imports tests.support.serving only."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.support.serving import Client, Server, until
+
+RUNNING, PARKED = 'sluice_streams{state="running"}', 'sluice_streams{state="parked"}'
+QUEUED, DETACHED = 'sluice_streams{state="queued"}', 'sluice_streams{state="detached"}'
+USED = 'sluice_kv_blocks{state="used"}'
+GENERATED = "sluice_generated_tokens_total"
+STATES = (RUNNING, PARKED, QUEUED, DETACHED)
+WORDS = 10_000
+
+
+@contextmanager
+def crowd(server: Server, count: int, *, receive_buffer: int | None = None) -> Iterator[list[Client]]:
+    """So many connections, all of which are closed at the end."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(server.connect(receive_buffer=receive_buffer)) for _ in range(count)]
+
+
+def words(text: str) -> int:
+    """How many words the synthetic engine wrote, after a check that each follows the one before it."""
+    assert re.fullmatch(r"( [0-9]{4})*", text), text[:200]
+    numbers = [int(word) for word in text.split()]
+    for before, after in itertools.pairwise(numbers):
+        assert after == (before + 1) % WORDS, f"{after} behind {before}"
+    return len(numbers)
+
+
+def outcomes(metrics: dict[str, float]) -> dict[str, float]:
+    """Ended requests by outcome, over all APIs."""
+    counts: dict[str, float] = {}
+    for series, value in metrics.items():
+        if found := re.fullmatch(r'sluice_requests_total\{api="\w+",outcome="(\w+)"\}', series):
+            counts[found[1]] = counts.get(found[1], 0) + value
+    return counts
+
+
+def started(metrics: dict[str, float]) -> float:
+    """Requests that began, over all APIs."""
+    return sum(value for series, value in metrics.items() if series.startswith("sluice_requests_started_total{"))
+
+
+def wait_idle(server: Server, *, detached: int = 0, deadline_s: float = 10.0) -> dict[str, float]:
+    """Until nothing runs or waits, no block is in use and every request has its outcome; the metrics then."""
+    seen: dict[str, float] = {}
+
+    def idle() -> bool:
+        seen.update(server.metrics())
+        live = [seen[series] for series in STATES]
+        ended = sum(outcomes(seen).values())
+        return live == [0, 0, 0, detached] and seen[USED] == 0 and started(seen) == ended + detached
+
+    try:
+        until(idle, "", deadline_s)
+    except AssertionError:
+        shown = {series: value for series, value in seen.items() if "bucket" not in series}
+        raise AssertionError(f"not idle: {shown}\nits log:\n{server.log[-4000:]}") from None
+    return seen
+
+
+def tokens(server: Server) -> float:
+    """Tokens that streams were given since the server began."""
+    return server.metrics()[GENERATED]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not waited for doesn't."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def processes_with(word: str) -> list[int]:
+    """The processes with this word in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes() and alive(int(path.parent.name)):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
