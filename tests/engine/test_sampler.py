@@ -84,7 +84,7 @@ def test_filters_on_a_nearly_flat_vocabulary(sampling: dict[str, Any], kept: int
     assert len(set(drawn)) > 0.85 * kept
 
 
-@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"top_p": 0.25}, {"top_k": 6, "top_p": 0.5}])
+@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"top_p": 0.24}, {"top_k": 6, "top_p": 0.49}])
 def test_among_equals_the_lower_ids_stay(sampling: dict[str, Any]) -> None:
     logits = torch.tensor([-5.0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])
     assert set(tokens(logits, draws=500, **sampling)) == {1, 2, 3}
