@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    # Until the loop takes the signals over: Ctrl-C ends us as SIGTERM does, not with a traceback of some import.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import asyncio
 import gc
 import os
 import resource
-import signal
 import socket
 import sys
 import time
