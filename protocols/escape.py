@@ -1,4 +1,4 @@
-"""Text to the inside of a JSON string, safe for clients that split a stream into lines by Unicode's rules.
+"""Text and values to JSON that is safe for clients which split a stream into lines by Unicode's rules.
 
 Python's str.splitlines, which naive clients use, ends a line at U+000B, U+000C, U+001C-U+001E, U+0085, U+2028 and
 U+2029 too. JSON must escape only those below U+0020; the others are escaped here, so that no payload holds anything
@@ -26,9 +26,19 @@ def json_text(text: str) -> bytes:
         found = _surrogate.findall(text)
         escaped = [_escape(match) for match in found]
         return b"".join(json_text(piece) + tail for piece, tail in zip(pieces, [*escaped, b""], strict=True))
-    if inner.isascii() and b"\x7f" not in inner:
-        return inner
-    return _risky.sub(lambda match: _escape(match[0]).decode(), inner.decode()).encode()
+    return _without_risk(inner)
+
+
+def json_value(value: object) -> bytes:
+    """Any value as JSON, likewise; what isn't ASCII is in its strings. TypeError for what JSON can't hold, and
+    UnicodeEncodeError for lone surrogates."""
+    return _without_risk(_encode(value))
+
+
+def _without_risk(data: bytes) -> bytes:
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _risky.sub(lambda match: _escape(match[0]).decode(), data.decode()).encode()
 
 
 def _escape(character: str) -> bytes:

@@ -46,15 +46,14 @@ class Sse:
 
     def render(self, events: list[Event], first: int) -> bytes:
         """See Framing."""
-        out: list[bytes] = []
+        out: list[bytes] = [b"retry: %d\n" % RETRY_MS] if first == 0 and events else []
         for position, (choice, text, data, name) in enumerate(events, first):
             if data is None:
                 before, behind = self._frames[choice]
                 out.append(b"%b%d%b%b%b" % (self._id, position, before, text, behind))
             else:
-                retry = b"retry: %d\n" % RETRY_MS if position == 0 else b""
                 kind = b"\nevent: %b" % name.encode() if name else b""
-                out.append(b"%b%b%d%b\ndata: %b\n\n" % (retry, self._id, position, kind, data))
+                out.append(b"%b%d%b\ndata: %b\n\n" % (self._id, position, kind, data))
         return b"".join(out)
 
 

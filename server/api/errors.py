@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from protocols.escape import json_value
 from server.http import Headers, Response
 from server.outcome import Outcome
 
@@ -62,7 +61,7 @@ def render(error: ApiError) -> Response:
 
 def body(message: str, kind: str, param: str | None, code: str | None) -> bytes:
     """`{"error": {…}}`, with all four keys always there."""
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return json_value({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def outcome_body(end: Outcome) -> bytes:

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Logprob
+from protocols.escape import json_value
 from server.api import errors
 from server.api.errors import invalid
 from server.api.generation import Generation, new_created
@@ -41,7 +42,7 @@ class ChatGrammar:
         self._created = new_created()
         self._model = model
         head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": model}
-        self._head = msgspec.json.encode(head)[:-1]
+        self._head = json_value(head)[:-1]
         self._tail = b',"usage":null}' if include_usage else b"}"
         self.frames = [
             (
@@ -62,7 +63,7 @@ class ChatGrammar:
 
     def with_logprobs(self, choice: Choice, text: bytes, logprob: Logprob) -> bytes:
         """A chunk of text with the log probability of the token that completed it."""
-        shown = msgspec.json.encode({"content": [self._shown_logprob(choice.generated[-1], logprob)], "refusal": None})
+        shown = json_value({"content": [self._shown_logprob(choice.generated[-1], logprob)], "refusal": None})
         return self._chunk(choice.index, b'{"content":"%b"}' % text, shown, b"null")
 
     def choice_end(self, choice: Choice) -> list[Event]:

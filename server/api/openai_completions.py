@@ -9,6 +9,7 @@ import msgspec
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer
 from engine.wire import Logprob
+from protocols.escape import json_value
 from server.api import errors
 from server.api.errors import invalid
 from server.api.generation import Generation, new_created
@@ -35,7 +36,7 @@ class CompletionGrammar:
         self._offsets = [len(echo) for echo in echoes]  # characters of text with log probabilities so far
         self._include_usage = include_usage
         head = {"id": f"cmpl-{self.stream_id}", "object": "text_completion", "created": new_created(), "model": model}
-        self._head = msgspec.json.encode(head)[:-1]
+        self._head = json_value(head)[:-1]
         self._tail = b',"usage":null}' if include_usage else b"}"
         self.frames = [
             (
@@ -53,7 +54,7 @@ class CompletionGrammar:
         """A chunk of text with the log probability of the token that completed it."""
         offset = self._offsets[choice.index]
         self._offsets[choice.index] += len(unescaped(text).decode())
-        shown = msgspec.json.encode(self._shown([(choice.generated[-1], logprob)], [offset]))
+        shown = json_value(self._shown([(choice.generated[-1], logprob)], [offset]))
         chunk = b',"choices":[{"index":%d,"text":"%b","logprobs":%b,"finish_reason":null}]' % (
             choice.index,
             text,

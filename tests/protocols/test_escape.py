@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocols.escape import json_text
+from protocols.escape import json_text, json_value
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # surrogates too
 
@@ -37,6 +37,14 @@ def test_b02_each_separator_is_escaped(character: str) -> None:
     escaped = json_text(f"é{character}\U0001f600").decode()
     assert character not in escaped
     assert escaped.startswith("é\\") and escaped.endswith("\U0001f600")
+
+
+@given(st.dictionaries(st.text(), st.text() | st.lists(st.text() | st.integers(-(2**53), 2**53)), max_size=3))
+def test_b02_values_likewise(value: object) -> None:
+    """Case B02."""
+    data = json_value(value)
+    assert json.loads(data) == value
+    assert len(data.decode().splitlines()) == 1
 
 
 def test_plain_text_goes_as_it_is() -> None:
