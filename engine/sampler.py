@@ -125,9 +125,9 @@ def _column(values: Any, like: torch.Tensor, dtype: torch.dtype = torch.float32)
 def _invert(weights: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     """The column of weights [rows, n] in which `chance` [rows, 1] of each row's sum falls; never one of weight 0."""
     reached = weights.cumsum(-1, dtype=torch.float64)
-    total = reached[:, -1:]
-    # Rounding may put the target on the total itself, which the last column with a weight reaches.
-    target = torch.minimum(chance * total, torch.nextafter(total, torch.zeros_like(total)))
+    # A chance is at most 1 - 2⁻⁵³, which takes more than half a unit in the last place off the total: the target is
+    # below it even when rounded. Only a row with a NaN finds no column, and its token is never used.
+    target = chance * reached[:, -1:]
     return torch.searchsorted(reached, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampler import Sampler, uniform
+from engine.sampler import Sampler, _invert, uniform
 from engine.sequence import Sampled, Sequence
 from engine.wire import Sampling
 
@@ -130,6 +130,21 @@ def test_a_row_never_depends_on_its_neighbours(samplings: list[dict[str, Any]], 
         (alone,) = choose(logits[row : row + 1], rows[row])
         assert alone.token == expected.token
         assert (alone.logprob is None) == (samplings[row]["logprobs"] < 0)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-38, 1e-9, 1 / 3, 1.0]), min_size=1, max_size=12),
+    st.sampled_from([0.0, 2.0**-53, 0.5, 1 - 2.0**-53]),
+)
+@settings(deadline=None)
+def test_a_token_of_no_weight_is_never_drawn(weights: list[float], chance: float) -> None:
+    row = torch.tensor([[0.0, *weights, 1.0, 0.0]])
+    column = int(_invert(row, torch.tensor([[chance]], dtype=torch.float64)))
+    assert row[0, column] > 0
+    before, total = row[0, :column].double().sum(), row.double().sum()
+    assert before <= chance * total
+    if chance == 0:
+        assert before == 0
 
 
 def test_small_changes_of_the_logits_leave_the_draw() -> None:
