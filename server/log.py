@@ -64,12 +64,6 @@ class Log:
             raise LookupError(f"position {start} is no longer held; the first one is {self.first}")
         return self._events[start - self._offset : stop - self._offset]
 
-    def clear(self) -> None:
-        """Drop everything; positions stay what they were."""
-        self._offset = self.end
-        self._events = []
-        self._dropped = self.size = 0
-
 
 def _cost(event: Event) -> int:
     return EVENT_OVERHEAD_BYTES + len(event.text) + (len(event.data) if event.data else 0)

@@ -76,6 +76,11 @@ class ClientReader:
             else:
                 channel.finish()
 
+    def fail(self) -> None:
+        """See Reader."""
+        self._leave()
+        self.channel.cut()
+
     def leave(self) -> None:
         """The client is gone."""
         self._leave()
@@ -97,6 +102,11 @@ class Collector:
             self._stream.renew()
         elif not self._ended.done():
             self._ended.set_result(None)
+
+    def fail(self) -> None:
+        """See Reader."""
+        if not self._ended.done():
+            self._ended.set_exception(RuntimeError("the stream's collector failed"))
 
     async def wait(self) -> None:
         """Until the stream has its outcome."""
@@ -120,6 +130,10 @@ class Poller:
 
     def pump(self) -> None:
         """Wake the poll that waits, if one does."""
+        self._changed.set()
+
+    def fail(self) -> None:
+        """See Reader."""
         self._changed.set()
 
     async def events_after(self, position: int, wait_s: float) -> None:

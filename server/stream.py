@@ -9,6 +9,7 @@ No sockets and no asyncio: time comes in by the clock of the table that owns the
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -71,6 +72,10 @@ class Reader(Protocol):
 
     def pump(self) -> None:
         """Take what the log holds, if there is room. Called when the log grew or the stream ended."""
+        ...
+
+    def fail(self) -> None:
+        """`pump` raised: leave, and let whoever reads see that something is missing."""
         ...
 
 
@@ -188,9 +193,14 @@ class Stream:
         self.table.log_bytes += self.log.size - before
 
     def wake(self) -> None:
-        """Let every reader take what is new."""
+        """Let every reader take what is new. Our own mistake in one of them ends that one, and not the step that all
+        streams share."""
         for reader in tuple(self.readers):
-            reader.pump()
+            try:
+                reader.pump()
+            except Exception:
+                self.table.log_fault(self.request_id, traceback.format_exc())
+                reader.fail()
 
     def attach(self, reader: Reader) -> None:
         """Add a reader. The caller pumps it, and has asked the table for a slot if the stream was detached."""
@@ -223,6 +233,7 @@ class Stream:
         self.table.release(self)
         for event in self.grammar.closing(self, end):
             self.append(event)
+        self.table.trim()  # only now does the log have its last size
         self.wake()
         for call in self.on_finish:
             call()

@@ -118,7 +118,7 @@ class StreamTable:
         self._metrics = metrics
         self.call_later = call_later
         self._log_access = log_access
-        self._log_fault = log_fault
+        self.log_fault = log_fault
         self._streams: dict[str, Stream] = {}
         self._live: dict[Stream, None] = {}  # have no outcome yet
         self._finished: dict[Stream, None] = {}  # still readable, oldest first
@@ -247,6 +247,7 @@ class StreamTable:
             if not stream.touched:
                 stream.touched = True
                 touched.append(stream)
+                self._observe(stream, now)  # before it can end: its access line holds the time to the first token
             if sequence_id in unshown:
                 choice.generated.append(token)  # it counts, and ends the text without being any
             else:
@@ -260,28 +261,22 @@ class StreamTable:
         for end in step.ends:
             if choice := choices.get(end.id):
                 self._ended(choice, end)
-        self._observe(touched, now)
         for stream in touched:
             stream.touched = False
-            try:
-                for reader in tuple(stream.readers):
-                    reader.pump()
-            except Exception:
-                self._fail(stream)
+            stream.wake()
+        self.trim()
 
     def _fail(self, stream: Stream) -> None:
-        self._log_fault(stream.request_id, traceback.format_exc())
+        self.log_fault(stream.request_id, traceback.format_exc())
         stream.finish(Outcome(outcomes.ERROR, "the server failed; its log has this request's id"))
 
-    def _observe(self, touched: list[Stream], now: float) -> None:
-        metrics = self._metrics
-        for stream in touched:
-            if stream.last_token_at:
-                metrics.itl.observe(now - stream.last_token_at)
-            else:
-                stream.first_token_at = now
-                metrics.ttft.observe(now - stream.created)
-            stream.last_token_at = now
+    def _observe(self, stream: Stream, now: float) -> None:
+        if stream.last_token_at:
+            self._metrics.itl.observe(now - stream.last_token_at)
+        else:
+            stream.first_token_at = now
+            self._metrics.ttft.observe(now - stream.created)
+        stream.last_token_at = now
 
     def _admit(self, choice: Choice, cached_tokens: int, now: float) -> None:
         if choice.admitted:
@@ -355,7 +350,6 @@ class StreamTable:
         self._log_access(stream)
         self._finished[stream] = None
         self.call_later(self.limits.resume_ttl_s, lambda: self._forget(stream))
-        self.trim()
 
     def trim(self) -> None:
         """Keep all logs together within their budget: the oldest finished ones go first."""
@@ -383,6 +377,7 @@ class StreamTable:
         """Streams wait for the next engine if it may come in time, else end with an error that says so."""
         self._choices.clear()
         self._queued = 0
+        self.gauges = Gauges()  # the next engine begins with nothing
         wait_s = self.limits.engine_restart_wait_s
         for stream in list(self._live):
             stream.deaths += 1

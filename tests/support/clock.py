@@ -24,10 +24,10 @@ class Handle:
 
 
 class Clock:
-    """Seconds from 0 on. Itself the `clock` of a StreamTable; `time` and `call_at` make it the loop of an Alarm."""
+    """Seconds from `now` on. Itself the `clock` of a StreamTable; `time` and `call_at` make it the loop of an Alarm."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
         self.timers_made = 0
         self._heap: list[tuple[float, int, Handle]] = []
         self._numbers = count()

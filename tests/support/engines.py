@@ -55,8 +55,9 @@ class ScriptedEngine:
     def cancel(self, sequence_ids: list[int]) -> None:
         """See the table's Engine."""
         for sequence_id in sequence_ids:
-            assert sequence_id in self.live, "cancelled twice, or after its end"
-            del self.live[sequence_id]
+            assert sequence_id in self.made, "cancelled, and never submitted"
+            assert sequence_id not in self.cancelled, "cancelled twice"
+            self.live.pop(sequence_id, None)  # the end of a sequence and its cancel may cross
             self.cancelled.append(sequence_id)
 
     @property
