@@ -358,9 +358,14 @@ def _check_host(values: list[bytes], *, required: bool) -> None:
         return
     if len(values) > 1:
         raise Malformed(400, "more than one Host header")
-    match = _authority.fullmatch(values[0])
-    if not match or not _port_fits(match):
+    if not is_authority(values[0]):
         raise Malformed(400, "malformed Host header")
+
+
+def is_authority(value: bytes) -> bool:
+    """Whether `value` is a host, with or without a port, as a Host field has it (RFC 9110 7.2)."""
+    match = _authority.fullmatch(value)
+    return match is not None and _port_fits(match)
 
 
 def split_absolute(target: bytes) -> tuple[bytes, bytes]:
