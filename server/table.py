@@ -166,6 +166,7 @@ class StreamTable:
             self._submit(choice)
         self._metrics.started[grammar.api] += 1
         self._arm_deadlines(stream)
+        self.trim()
         return stream
 
     def find(self, stream_id: str, key: str) -> Stream | None:
