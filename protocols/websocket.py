@@ -88,6 +88,7 @@ class WebSocket:
         self._close_sent = False
         self._partial: bytearray | None = None  # the fragments so far of a message; text as UTF-8
         self.closed = False  # nothing more is read or written
+        self.faulted = False  # closed because the peer broke a rule: it may still be sending
 
     # The handshake
 
@@ -199,6 +200,7 @@ class WebSocket:
         if self._open_connection().state in (ConnectionState.REMOTE_CLOSING, ConnectionState.CLOSED):
             self._reply = ws.CloseConnection(code=event.code)
         else:
+            self.faulted = True
             reason = _FAULTS.get(event.code, reason)
             self._reply = ws.CloseConnection(code=event.code, reason=reason)
         return Closed(int(event.code), reason)

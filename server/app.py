@@ -168,7 +168,6 @@ class App:
         if not route.websocket:
             return self._error(call, ApiError(404, "this route does not speak WebSocket"))
         if not self._keys.has_room(call.key):
-            self._metrics.refused("websocket")
             return self._error(call, errors.busy(429, "this key's streams are all in use", 1))
 
         def open_session(socket: WebSocketChannel) -> websocket.ApiSession:

@@ -27,6 +27,7 @@ class WebSocketConnection:
         self._session: Session | None = None
         self._heard = True  # a frame came since the last ping
         self._closing = False
+        self._unsent = 0  # bytes in the transport when the end was last looked for
         self._alarm = Alarm(host.loop, self._on_alarm)
         self.writable = True
 
@@ -61,9 +62,7 @@ class WebSocketConnection:
         if reply := self._websocket.take_outgoing():
             self._transport.write(reply)
         if over:
-            self._closing = True
-            self._transport.close()
-            self._alarm.set(CLOSE_HANDSHAKE_S)
+            self._finish()
 
     def frame(self, payload: bytes) -> bytes:
         """The frame of one text message of UTF-8, for `write`."""
@@ -78,11 +77,26 @@ class WebSocketConnection:
         self._transport.write(frames)
 
     def close(self, code: int, reason: str = "") -> None:
-        """Begin the closing handshake; its end has a deadline."""
+        """Begin the closing handshake; its end has a deadline. The session is over: nothing more can be sent for it."""
         if not self._closing:
-            self._closing = True
             self._transport.write(self._websocket.close(code, reason))
-            self._alarm.set(CLOSE_HANDSHAKE_S)
+            self._await_end()
+            self._end_session()
+
+    def _finish(self) -> None:
+        """Both close frames were sent; or only ours, since the peer broke a rule. What that one is still sending must
+        be read and dropped: closing at once would reset the connection, and the code would be lost."""
+        linger = self._websocket.faulted and self._transport.can_write_eof() and not self._transport.is_closing()
+        if linger:
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+        self._await_end()
+
+    def _await_end(self) -> None:
+        self._closing = True
+        self._unsent = self._transport.get_write_buffer_size()
+        self._alarm.set(CLOSE_HANDSHAKE_S)
 
     def pump(self) -> None:
         """The transport takes more."""
@@ -106,7 +120,10 @@ class WebSocketConnection:
 
     def _on_alarm(self) -> None:
         if self._closing:
-            self._transport.abort()
+            if self._transport.get_write_buffer_size() < self._unsent:
+                self._await_end()  # it still reads what came before the close
+            else:
+                self._transport.abort()
             return
         if not self.writable:
             pass  # the stall watch judges a peer that can't be written to
@@ -115,6 +132,5 @@ class WebSocketConnection:
             self._transport.write(self._websocket.ping())
         else:
             self.close(1011, "no pong in time")
-            self._end_session()
             return
         self._alarm.set(self._host.deadlines.keepalive_s)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import selectors
-import socket
 import time
 from typing import Any
 
 import pytest
 
 from tests.support.played import KEY, MAX_BODY, MAX_HEADER
-from tests.support.serving import Client, Server, chat, request_bytes, until
+from tests.support.serving import Client, Server, chat, flood, request_bytes, until
 
 FRAMINGS = ("text/event-stream", "application/x-ndjson", "text/plain")
 CHAT = "/v1/chat/completions"
@@ -471,18 +469,6 @@ class TestPipelining:
             sent = flood(client.socket, request_bytes("GET", "/metrics") * 1000)
             assert server.resident_bytes - before < 8 * 1024 * 1024, sent
             assert server.ask("GET", "/health").status == 200
-
-
-def flood(sock: socket.socket, data: bytes, total: int = 50_000_000, quiet_s: float = 1.0) -> int:
-    """Send `data` again and again until the other side takes nothing for a while; how many bytes it took."""
-    sock.setblocking(False)
-    sent = 0
-    with selectors.DefaultSelector() as selector:
-        selector.register(sock, selectors.EVENT_WRITE)
-        while sent < total and selector.select(quiet_s):
-            sent += sock.send(data[sent % len(data) :])
-    assert sent < total, "the server took everything"
-    return sent
 
 
 class TestHttp10:

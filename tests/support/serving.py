@@ -423,6 +423,18 @@ def chat(content: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], **fields}
 
 
+def flood(sock: socket.socket, data: bytes, total: int = 50_000_000, quiet_s: float = 1.0) -> int:
+    """Send `data` again and again until the other side takes nothing for a while; how many bytes it took."""
+    sock.setblocking(False)
+    sent = 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_WRITE)
+        while sent < total and selector.select(quiet_s):
+            sent += sock.send(data[sent % len(data) :])
+    assert sent < total, "the server took everything"
+    return sent
+
+
 @dataclass(frozen=True)
 class Closed:
     """How a WebSocket ended: the close frame's code and reason, or code 1006 when there was none."""
@@ -490,7 +502,15 @@ class WebSocketClient:
 
     def send(self, event: ws.Event) -> None:
         """Any frame that wsproto knows."""
-        self.socket.sendall(self._frames.send(event))
+        self.send_bytes(self.frame(event))
+
+    def frame(self, event: ws.Event) -> bytes:
+        """Its bytes; frames must be sent in the order in which they were made."""
+        return self._frames.send(event)
+
+    def send_bytes(self, data: bytes) -> None:
+        """Bytes as they are."""
+        self.socket.sendall(data)
 
     def send_text(self, text: str) -> None:
         """One text message."""
