@@ -88,6 +88,7 @@ class Connection(asyncio.Protocol):
         self._channel: HttpChannel | None = None
         self._writable = True
         self._eof = False
+        self._until_close = False  # the close delimits the answer's body: it goes to HTTP/1.0
         self._whole_answer = False  # a generation is being collected for an answer in one piece
         self._lingering = 0  # bytes still accepted and dropped; 0: not lingering
         self._alarm = Alarm(host.loop, self._on_silence)
@@ -180,8 +181,11 @@ class Connection(asyncio.Protocol):
     # What the server decides
 
     def abort(self) -> None:
-        """Close now, whatever is unsent."""
-        self.transport.abort()
+        """Close now, whatever is unsent. A body that only the close delimits must not look whole by that."""
+        if self._until_close and (self._channel is not None or self._unsent()):
+            self._reset()
+        else:
+            self.transport.abort()
 
     def drain(self) -> None:
         """The server will stop: close once nothing is in flight."""
@@ -338,6 +342,7 @@ class Connection(asyncio.Protocol):
             return
         channel.writable = self._writable
         self._channel = channel
+        self._until_close = call.request.http_version == "1.0"
         headers = [
             (b"Date", _date()),
             (b"Content-Type", answer.framing.content_type),
@@ -370,12 +375,12 @@ class Connection(asyncio.Protocol):
 
     def channel_ended(self, *, whole: bool) -> None:
         """The reader is done. A body that is not whole ends with the connection, which the client can tell."""
-        call, self._channel = self._call, None
+        self._channel = None
         self._keepalive.clear()
         if whole:
             self.transport.write(self._http.end())
             self._end_answer()
-        elif call is not None and call.request.http_version == "1.0":
+        elif self._until_close:
             self._reset()
         else:
             self._close()
@@ -394,7 +399,12 @@ class Connection(asyncio.Protocol):
 
     def _next(self) -> None:
         """Begin the next request; a client that does not read the answers to earlier ones waits."""
-        if self._writable and not self.transport.is_closing() and self._call is None and self._request_read:
+        over = self._lingering or self.transport.is_closing()
+        if not self._writable or over or self._call is not None or not self._request_read:
+            return
+        if self._http.must_close:  # the client's EOF came meanwhile, with nothing but empty lines before it
+            self._close()
+        else:
             self._request_read = False
             self._take(self._http.next_request())
 

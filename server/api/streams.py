@@ -7,7 +7,7 @@ import re
 from server.api import errors
 from server.api.errors import ApiError, invalid
 from server.api.generate import query_fields
-from server.api.generation import FRAMINGS, PLAIN, Generation, framing_named, streaming
+from server.api.generation import FRAMINGS, PLAIN, SSE, Generation, framing_named, streaming
 from server.api.polling import poller_of
 from server.framing import Plain, polled, unescaped
 from server.http import Call, Response, Streaming, json_response
@@ -36,7 +36,7 @@ async def read_stream(generation: Generation, metrics: Metrics, call: Call, stre
     if kind is None and "application/json" in accept:
         wait_s = _number(fields, "wait", 0.0, POLL_WAIT_S_MAX)
         return await _poll(generation, metrics, call, stream, after, wait_s)
-    kind = kind or stream.framing
+    kind = kind or _own_framing(stream)
     if "after_bytes" in fields:
         if kind != PLAIN:
             raise invalid("after_bytes", "after_bytes is for text/plain; the other framings take after")
@@ -54,9 +54,14 @@ def resume_named(generation: Generation, metrics: Metrics, call: Call) -> Stream
     if found is None:
         raise invalid("Last-Event-ID", "Last-Event-ID is not a position of one of our streams (<stream>:<number>)")
     stream = find(generation, metrics, call, found["stream"])
-    kind = framing_named(call.header(b"accept")) or stream.framing
+    kind = framing_named(call.header(b"accept")) or _own_framing(stream)
     past_end = 204 if call.request.method == "GET" else 200
     return resume(generation, metrics, stream, kind, int(found["position"]), past_end=past_end)
+
+
+def _own_framing(stream: Stream) -> str:
+    """What a reader gets that names no framing: SSE where the stream began on a WebSocket, or was answered whole."""
+    return stream.framing or SSE
 
 
 def find(generation: Generation, metrics: Metrics, call: Call, stream_id: str) -> Stream:
