@@ -1,0 +1,163 @@
+"""Metrics: the text parses, the series never change, and the sums agree."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.wire import Gauges
+from server.metrics import APIS, OUTCOMES, PROTOCOLS, RESUME_RESULTS, STATES, TTFT_BUCKETS_S, Histogram, Live, Metrics
+from server.outcome import Outcome
+from tests.support.tables import Rig
+
+# DESIGN section 5, with `_total` where the format puts it.
+CONTRACT = {
+    "sluice_requests_started",
+    "sluice_requests",
+    "sluice_ttft_seconds",
+    "sluice_itl_seconds",
+    "sluice_request_seconds",
+    "sluice_queue_seconds",
+    "sluice_streams",
+    "sluice_queue_tokens",
+    "sluice_running_tokens",
+    "sluice_token_capacity",
+    "sluice_kv_blocks",
+    "sluice_connections",
+    "sluice_prompt_tokens",
+    "sluice_generated_tokens",
+    "sluice_cached_tokens",
+    "sluice_tokens_discarded",
+    "sluice_preemptions",
+    "sluice_resumes",
+    "sluice_engine_restarts",
+}
+
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def live(**gauges: int) -> Live:
+    return Live(dict.fromkeys(STATES, 1), dict.fromkeys(PROTOCOLS, 2), Gauges(**gauges), 4096)
+
+
+def scrape(metrics: Metrics) -> Series:
+    text = metrics.render().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(series: Series, name: str, **labels: str) -> float:
+    return series[name, tuple(sorted(labels.items()))]
+
+
+def metrics_with_live() -> Metrics:
+    metrics = Metrics()
+    metrics.live = live
+    return metrics
+
+
+def test_the_text_parses_and_holds_every_family_of_the_contract() -> None:
+    families = list(text_string_to_metric_families(metrics_with_live().render().decode()))
+    names = [family.name for family in families]
+    assert set(names) == CONTRACT
+    assert len(set(names)) == len(names)
+    assert all(family.documentation for family in families)
+
+
+def test_labels_come_from_closed_sets() -> None:
+    labels: dict[str, set[str]] = {}
+    for _, pairs in scrape(metrics_with_live()):
+        for name, label in pairs:
+            labels.setdefault(name, set()).add(label)
+    labels.pop("le")
+    assert labels == {
+        "api": set(APIS),
+        "outcome": set(OUTCOMES),
+        "state": {*STATES, "used", "cached", "free"},
+        "protocol": set(PROTOCOLS),
+        "result": set(RESUME_RESULTS),
+    }
+
+
+def test_the_series_are_the_same_from_the_first_scrape_on() -> None:
+    """G03."""
+    metrics = metrics_with_live()
+    before = scrape(metrics).keys()
+    rng = random.Random(1)
+    for _ in range(500):
+        metrics.refused(rng.choice(APIS))
+        metrics.ttft.observe(rng.expovariate(1))
+        metrics.resumes[rng.choice(RESUME_RESULTS)] += 1
+        metrics.ended[rng.choice(APIS), rng.choice(OUTCOMES)] += 1
+    assert scrape(metrics).keys() == before
+
+
+def test_a_label_outside_the_set_is_a_mistake_at_once() -> None:
+    metrics = Metrics()
+    with pytest.raises(KeyError):
+        metrics.refused("a path of a client's")
+    assert sum(metrics.ended.values()) == 0
+
+
+def test_a_refusal_counts_as_started_and_as_ended() -> None:
+    metrics = Metrics()
+    metrics.refused("chat")
+    series = scrape(metrics)
+    assert value(series, "sluice_requests_started_total", api="chat") == 1
+    assert value(series, "sluice_requests_total", api="chat", outcome="refused") == 1
+
+
+def test_streams_are_counted_where_they_end() -> None:
+    rig = Rig()
+    for _ in range(3):
+        client = rig.open()
+        rig.admit(client.stream, cached=2)
+        rig.play(client.stream, "abcd")
+        rig.end(client.stream)
+    rig.open().stream.finish(Outcome("cancelled"))
+    series = scrape(rig.metrics)
+    assert value(series, "sluice_requests_started_total", api="chat") == 4
+    assert value(series, "sluice_requests_total", api="chat", outcome="stop") == 3
+    assert value(series, "sluice_requests_total", api="chat", outcome="cancelled") == 1
+    assert value(series, "sluice_prompt_tokens_total") == 12
+    assert value(series, "sluice_cached_tokens_total") == 6
+    assert value(series, "sluice_generated_tokens_total") == 12
+    assert value(series, "sluice_ttft_seconds_count") == 3
+    assert value(series, "sluice_itl_seconds_count") == 9
+    assert value(series, "sluice_queue_seconds_count") == 3
+    assert value(series, "sluice_request_seconds_count") == 4
+
+
+def test_gauges_are_read_at_the_scrape() -> None:
+    metrics = Metrics()
+    gauges = {"blocks_used": 5, "blocks_cached": 6, "blocks_free": 7, "waiting_tokens": 8, "running_tokens": 9}
+    metrics.live = lambda: live(preemptions=4, **gauges)
+    series = scrape(metrics)
+    assert [value(series, "sluice_kv_blocks", state=s) for s in ("used", "cached", "free")] == [5, 6, 7]
+    assert value(series, "sluice_queue_tokens") == 8
+    assert value(series, "sluice_running_tokens") == 9
+    assert value(series, "sluice_token_capacity") == 4096
+    assert value(series, "sluice_preemptions_total") == 4
+    assert value(series, "sluice_connections", protocol="websocket") == 2
+    metrics.live = lambda: live()
+    assert value(scrape(metrics), "sluice_kv_blocks", state="used") == 0
+
+
+def test_histograms_are_cumulative_and_a_bound_belongs_to_its_bucket() -> None:
+    metrics = Metrics()
+    metrics.ttft = Histogram(TTFT_BUCKETS_S)
+    for seconds in (0.005, 0.0051, 0.3, 61.0):
+        metrics.ttft.observe(seconds)
+    series = scrape(metrics)
+    buckets = [value(series, "sluice_ttft_seconds_bucket", le=str(bound)) for bound in TTFT_BUCKETS_S]
+    assert buckets == sorted(buckets)
+    assert value(series, "sluice_ttft_seconds_bucket", le="0.005") == 1
+    assert value(series, "sluice_ttft_seconds_bucket", le="0.01") == 2
+    assert value(series, "sluice_ttft_seconds_bucket", le="60.0") == 3
+    assert value(series, "sluice_ttft_seconds_bucket", le="+Inf") == value(series, "sluice_ttft_seconds_count") == 4
+    assert value(series, "sluice_ttft_seconds_sum") == pytest.approx(61.3101)
