@@ -44,6 +44,10 @@ class UsageError(Exception):
     """The command line asks for what can't be."""
 
 
+class LoadError(Exception):
+    """The model can't be had, read or held."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 when the server is gone or a signal came, 2 for bad usage, 1 for a model that can't be served."""
     options = _parser().parse_args(argv)
@@ -64,9 +68,9 @@ def main(argv: list[str] | None = None) -> int:
         else:
             shell.listen(bind(options.listen))
             print(f"sluice engine ready on {options.listen}", flush=True)
-    except (UsageError, ScriptError, ValueError, OSError) as error:
+    except (UsageError, LoadError, ScriptError, ValueError, OSError) as error:
         print(f"engine: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, LoadError) else 2
     gc.collect()
     gc.freeze()
     with contextlib.suppress(KeyboardInterrupt):
@@ -113,10 +117,10 @@ def _load_model(options: argparse.Namespace) -> tuple[ModelRunner, int]:
     try:
         with Progress() as progress:
             model = ModelRunner.load(options.model, device=options.device, dtype=options.dtype, progress=progress)
+        blocks = options.kv_blocks or max(1, _pool_bytes() // model.block_bytes(options.block_size))
+        model.allocate(blocks, options.block_size)
     except ModelError as error:
-        raise UsageError(str(error)) from None
-    blocks = options.kv_blocks or max(1, _pool_bytes() // model.block_bytes(options.block_size))
-    model.allocate(blocks, options.block_size)
+        raise LoadError(str(error)) from None
     return model, blocks
 
 
