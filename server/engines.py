@@ -92,7 +92,8 @@ class EngineLink:
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             code = await self._reap()
-            raise EngineFailed(f"the engine did not start: {self._lost.result()}", 2 if code == 2 else 1)
+            reason = self._lost.result() if code is None else f"it ended with code {code}; its own words are above"
+            raise EngineFailed(f"the engine did not start: {reason}", 2 if code == 2 else 1)
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
         return ready.result()
 
