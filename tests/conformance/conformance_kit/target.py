@@ -1,0 +1,233 @@
+"""The server under test, and how to ask it for what each profile needs: plain requests, a stream, a WebSocket."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+from conformance_kit.events import Event, parse
+from conformance_kit.wire import Answer, Connection
+
+# What refuses a request as such. Anything else, 404 or 500 included, is an answer to a request that was understood.
+REFUSALS = frozenset({400, 408, 411, 413, 414, 417, 421, 426, 431, 501, 505})
+ABSENT = frozenset({404, 405, 501})
+PROMPT = "What is the capital of France?"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says about the server."""
+
+    base_url: str
+    api_key: str | None = None
+    model: str | None = None
+    path: str = "/"  # of the requests that the http1 profile sends
+    body: str | None = None  # their body; with one they are POSTs
+    sse_path: str | None = None  # default: a streamed chat completion
+    sse_body: str | None = None
+    ws_path: str | None = None
+    ws_message: str = '{"conformance": true}'  # a text message that the server answers and goes on, or closes with 1000
+    ws_echo: bool = False  # the server sends every message back
+    ours: bool = False  # started by this suite on the synthetic engine, so nothing may be missing
+
+
+@dataclass
+class Target:
+    """One server. Its methods build bytes and open connections; nothing here judges."""
+
+    settings: Settings
+    name: str = "server"
+    _streams: dict[int, Answer] = field(default_factory=dict)
+    _missing: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        url = urlsplit(self.settings.base_url)
+        assert url.scheme in ("http", "https") and url.hostname, f"{self.settings.base_url!r} is no http(s) URL"
+        self.tls = url.scheme == "https"
+        self.host = url.hostname
+        self.port = url.port or (443 if self.tls else 80)
+        self.prefix = url.path.rstrip("/").removesuffix("/v1")
+        self.authority = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def connect(self, *, receive_buffer: int | None = None) -> Connection:
+        """A new connection."""
+        return Connection(self.host, self.port, tls=self.tls, receive_buffer=receive_buffer)
+
+    # Plain requests
+
+    @property
+    def path(self) -> str:
+        """Of plain requests."""
+        return self.prefix + self.settings.path
+
+    @property
+    def method(self) -> str:
+        """Of plain requests."""
+        return "GET" if self.settings.body is None else "POST"
+
+    @property
+    def body(self) -> bytes:
+        """Of plain requests."""
+        return (self.settings.body or "").encode()
+
+    def request(
+        self,
+        line: str | None = None,
+        *fields: str,
+        host: str | None = "",
+        body: bytes | None = None,
+        length: bool = True,
+    ) -> bytes:
+        """A plain request. In `line` PATH and METHOD stand for the target's own. `host` None leaves the field out, ""
+        is the right one; `length` False leaves Content-Length out, for framing of the caller's own."""
+        line = line or "METHOD PATH HTTP/1.1"
+        line = line.replace("METHOD", self.method).replace("PATH", self.path).replace("AUTHORITY", self.authority)
+        lines = [line]
+        if host is not None:
+            lines.append(f"Host: {host or self.authority}")
+        lines += [field.replace("AUTHORITY", self.authority) for field in fields]
+        lines += [f"{name}: {value}" for name, value in self.auth]
+        data = self.body if body is None else body
+        if self.settings.body is not None:
+            lines.append("Content-Type: application/json")
+        if length and (data or self.settings.body is not None):
+            lines.append(f"Content-Length: {len(data)}")
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + data
+
+    @property
+    def auth(self) -> list[tuple[str, str]]:
+        """The header that shows the key."""
+        key = self.settings.api_key
+        return [("Authorization", f"Bearer {key}")] if key else []
+
+    @cached_property
+    def baseline(self) -> Answer:
+        """The answer to a plain request, to which others are compared."""
+        with self.connect() as connection:
+            connection.send(self.request())
+            return connection.answer(self.method)
+
+    # JSON routes
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: list[tuple[str, str]] | None = None,
+        *,
+        auth: bool = True,
+    ) -> Answer:
+        """One whole exchange on a connection of its own; a `body` that isn't bytes goes as JSON."""
+        with self.connect() as connection:
+            connection.send(self.json_request(method, path, body, headers, auth=auth))
+            return connection.answer(method)
+
+    def json_request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: list[tuple[str, str]] | None = None,
+        *,
+        auth: bool = True,
+        version: str = "1.1",
+    ) -> bytes:
+        """A request as a client of the API writes it."""
+        fields = [("Host", self.authority), *(self.auth if auth else []), *(headers or [])]
+        data = b""
+        if body is not None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            names = {name.lower() for name, _ in fields}
+            fields.append(("Content-Length", str(len(data))))
+            if "content-type" not in names:
+                fields.append(("Content-Type", "application/json"))
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields)
+        return f"{method} {self.prefix}{path} HTTP/{version}\r\n{head}\r\n".encode() + data
+
+    @cached_property
+    def model(self) -> str:
+        """The model to ask for: the one given, or the first that the server lists."""
+        if self.settings.model:
+            return self.settings.model
+        answer = self.ask("GET", "/v1/models")
+        if answer.status != 200:
+            return "default"
+        return str(answer.json()["data"][0]["id"])
+
+    def chat(self, content: Any = PROMPT, **fields: Any) -> dict[str, Any]:
+        """The body of a chat request with one user message, short and greedy unless told otherwise."""
+        body = {"model": self.model, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
+        return {**body, "temperature": 0, **fields}
+
+    def completion(self, prompt: Any = "Once upon a time", **fields: Any) -> dict[str, Any]:
+        """The same for a text completion."""
+        return {"model": self.model, "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
+
+    # Streams
+
+    def stream_request(
+        self, tokens: int = 16, headers: list[tuple[str, str]] | None = None, version: str = "1.1"
+    ) -> bytes:
+        """The request of a stream with about so many tokens."""
+        return self.json_request("POST", self.stream_path, self.stream_body(tokens), headers, version=version)
+
+    @property
+    def stream_path(self) -> str:
+        """Where streams are asked for."""
+        return self.settings.sse_path or "/v1/chat/completions"
+
+    def stream_body(self, tokens: int) -> dict[str, Any]:
+        """Their body."""
+        if self.settings.sse_path is None:
+            return self.chat(stream=True, max_tokens=tokens)
+        return {**json.loads(self.settings.sse_body or "{}"), "max_tokens": tokens}
+
+    def stream(self, tokens: int = 16) -> Answer:
+        """A whole stream; the same one for all cases that only look at it."""
+        if tokens not in self._streams:
+            with self.connect() as connection:
+                connection.send(self.stream_request(tokens))
+                self._streams[tokens] = connection.answer("POST")
+        return self._streams[tokens]
+
+    def events(self, tokens: int = 16) -> list[Event]:
+        """Its events."""
+        return parse(bytes(self.stream(tokens).body))
+
+    @property
+    def ws_path(self) -> str:
+        """Where WebSockets are opened."""
+        return self.prefix + (self.settings.ws_path or "/v1/ws")
+
+    # What the server has
+
+    def missing(self, profile: str) -> str:
+        """Why a profile can't be judged; "" when it can. A server that fails in other ways has the profile, and fails
+        its cases."""
+        if profile not in self._missing:
+            self._missing[profile] = self._look_for(profile)
+        return self._missing[profile]
+
+    def _look_for(self, profile: str) -> str:
+        if profile in ("sse", "streaming"):
+            status = self.stream().status
+            return f"POST {self.stream_path} answers {status}" if status in ABSENT else ""
+        if profile == "openai":
+            status = self.ask("POST", "/v1/chat/completions", self.chat()).status
+            return f"POST /v1/chat/completions answers {status}" if status in ABSENT else ""
+        if profile == "websocket":
+            status = self._upgrade_status()
+            return f"an upgrade of {self.ws_path} gets {status}" if status in ABSENT or status == 200 else ""
+        return ""
+
+    def _upgrade_status(self) -> int:
+        fields = ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"]
+        fields += ["Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", f"Host: {self.authority}"]
+        fields += [f"{name}: {value}" for name, value in self.auth]
+        with self.connect() as connection:
+            connection.send("\r\n".join([f"GET {self.ws_path} HTTP/1.1", *fields, "", ""]).encode())
+            return connection.begin("GET", upgrade=True).status

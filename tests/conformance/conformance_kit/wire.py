@@ -1,0 +1,202 @@
+"""One connection to the server under test: bytes out as they are, answers in with h11 as the strict reader.
+
+Every wait has a deadline and fails with what was seen. Imports the standard library and h11 only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import h11
+
+READ_BYTES = 64 * 1024
+# How long a server may take for an answer, a model's included; only a hang meets it.
+ANSWER_S = 30.0
+# How long a server may take to close, or to show that it goes on, once it has answered.
+CLOSE_S = 3.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """One response, as far as it came. `end`: open, whole (by its framing), cut, reset, or none (no answer at all)."""
+
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    body: bytearray = field(default_factory=bytearray)
+    raw: bytearray = field(default_factory=bytearray)  # may hold some of the next one
+    interim: list[int] = field(default_factory=list)  # statuses of 1xx responses before it
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)  # when each read of the body came (monotonic s)
+    chunk_ends: list[int] = field(default_factory=list)  # offsets in the body where an HTTP chunk ended
+    end: str = "open"
+
+    def header(self, name: str) -> str | None:
+        """The value of a header, its lines joined by commas (RFC 9110 5.3); None when absent."""
+        values = [value.decode("latin-1") for key, value in self.headers if key == name.lower().encode()]
+        return ", ".join(values) if values else None
+
+    def members(self, name: str) -> list[str]:
+        """The members of a comma-separated header, lower-cased."""
+        return [part.strip().lower() for part in (self.header(name) or "").split(",") if part.strip()]
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+    def __str__(self) -> str:
+        shown = bytes(self.body[:300])
+        return f"{self.status or 'no status'}, end {self.end}, headers {self.headers}, body {shown!r}"
+
+
+class Connection:
+    """A client's side of one TCP (or TLS) connection."""
+
+    def __init__(self, host: str, port: int, *, tls: bool = False, receive_buffer: int | None = None) -> None:
+        self.socket: socket.socket = _connect(host, port, receive_buffer)
+        if tls:
+            self.socket = ssl.create_default_context().wrap_socket(self.socket, server_hostname=host)
+        self._h11 = h11.Connection(h11.CLIENT)
+        self._answer: Answer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes, *, one_by_one: bool = False) -> None:
+        """Write `data`. A server that has closed already is no fault here: its answer tells."""
+        pieces = [data[i : i + 1] for i in range(len(data))] if one_by_one else [data]
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for piece in pieces:
+                self.socket.sendall(piece)
+
+    def end_sending(self) -> None:
+        """FIN, while this side still reads."""
+        self.socket.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """RST."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        self.socket.close()
+
+    def begin(self, method: str = "GET", *, upgrade: bool = False) -> Answer:
+        """The head of the next answer; `method` is the request's, which decides whether a body follows."""
+        if self._answer is not None:
+            assert self._answer.end == "whole", f"the answer before is not whole: {self._answer}"
+            assert self.persistent, "the server said that it would close, so there is no other answer"
+            self._h11.start_next_cycle()
+        fields = [("Host", "x")]
+        if upgrade:
+            fields += [("Connection", "upgrade"), ("Upgrade", "websocket")]
+        self._h11.send(h11.Request(method=method, target="/", headers=fields))
+        self._h11.send(h11.EndOfMessage())
+        answer = self._answer = Answer()
+        return self.read_until(lambda answer: answer.status, answer)
+
+    def read_until(
+        self, condition: Callable[[Answer], Any], answer: Answer | None = None, seconds: float = ANSWER_S
+    ) -> Answer:
+        """Read until `condition(answer)`, or the answer's end. AssertionError after `seconds`."""
+        answer = answer or self._answer
+        assert answer is not None
+        limit = time.monotonic() + seconds
+        while answer.end == "open" and not condition(answer):
+            left = limit - time.monotonic()
+            assert left > 0, f"no answer, or no more of it, within {seconds:g} s: {answer}"
+            self.socket.settimeout(left)
+            self._advance(answer)
+        return answer
+
+    def finish(self, seconds: float = ANSWER_S) -> Answer:
+        """The rest of the answer that `begin` began."""
+        return self.read_until(lambda _: False, seconds=seconds)
+
+    def answer(self, method: str = "GET") -> Answer:
+        """The next answer, whole."""
+        self.begin(method)
+        return self.finish()
+
+    def read_some(self, seconds: float = ANSWER_S) -> bytes:
+        """The next bytes as they are; none when the connection ended."""
+        self.socket.settimeout(seconds)
+        try:
+            return self.socket.recv(READ_BYTES)
+        except ConnectionResetError:
+            return b""
+
+    def ends(self, seconds: float = CLOSE_S) -> str:
+        """What follows the answers read so far: "closed", "open" (nothing within `seconds`) or "more" (bytes)."""
+        if self._h11.trailing_data[0]:
+            return "more"
+        self.socket.settimeout(seconds)
+        try:
+            return "more" if self.socket.recv(READ_BYTES) else "closed"
+        except TimeoutError:
+            return "open"
+        except (ConnectionResetError, ssl.SSLError):
+            return "closed"
+
+    def trailing(self) -> bytes:
+        """Bytes that came behind the answer."""
+        return bytes(self._h11.trailing_data[0])
+
+    @property
+    def persistent(self) -> bool:
+        """After a whole answer: both sides left the connection open for another request."""
+        return self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
+
+    def _advance(self, answer: Answer) -> None:
+        try:
+            event = self._h11.next_event()
+        except h11.RemoteProtocolError as error:
+            if not self._h11.trailing_data[1]:
+                shown = bytes(answer.raw[:500])
+                raise AssertionError(f"the server sent what is no HTTP/1.1 response ({error}): {shown!r}") from None
+            answer.end = "cut" if answer.status else "none"
+            return
+        if event is h11.NEED_DATA:
+            self._receive(answer)
+        elif isinstance(event, h11.InformationalResponse):
+            answer.interim.append(event.status_code)
+            if event.status_code == 101:
+                answer.status, answer.headers, answer.end = 101, list(event.headers), "whole"
+        elif isinstance(event, h11.Response):
+            answer.status, answer.headers = event.status_code, list(event.headers)
+        elif isinstance(event, h11.Data):
+            answer.body += event.data
+            answer.pieces.append((time.monotonic(), bytes(event.data)))
+            if event.chunk_end:
+                answer.chunk_ends.append(len(answer.body))
+        elif isinstance(event, h11.EndOfMessage):
+            answer.end = "whole"
+        else:
+            answer.end = "none"  # the connection ended in an orderly way, before an answer
+
+    def _receive(self, answer: Answer) -> None:
+        try:
+            data = self.socket.recv(READ_BYTES)
+        except (ConnectionResetError, BrokenPipeError):
+            answer.end = "reset"
+            return
+        except TimeoutError:
+            return  # the caller's deadline is over
+        answer.raw += data
+        self._h11.receive_data(data)
+
+
+def _connect(host: str, port: int, receive_buffer: int | None) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    made = socket.socket(family, kind, protocol)
+    if receive_buffer is not None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # before connect, so that it counts
+    made.settimeout(ANSWER_S)
+    made.connect(address)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
