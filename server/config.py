@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import math
+import re
 from dataclasses import dataclass
 
 from engine.version import VERSION
@@ -13,6 +14,8 @@ from server.connection import Deadlines
 from server.table import Limits
 
 KIB, MIB = 1024, 1024 * 1024
+
+_engine_url = re.compile(r"unix:.+|tcp://.+:[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ def parse(argv: list[str] | None = None) -> Config:
         parser.error("--conformance-echo is for loopback addresses only")
     if len(options.engine_url) > 1:
         parser.error("--engine-url: one engine at a time is supported")
+    for url in options.engine_url:
+        if not _engine_url.fullmatch(url):
+            parser.error(f"--engine-url {url}: an engine's address is unix:/path or tcp://host:port")
     if options.engine_url and options.engine_url[0].startswith("tcp://") and not options.engine_token_file:
         parser.error("--engine-url tcp://… needs --engine-token-file")
     window = options.credit_window
