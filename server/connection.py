@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
 from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request
-from server.flow import Alarm, StallWatch
+from server.flow import Alarm, Farewell, StallWatch
 from server.http import Call, Headers, Program, Response, Streaming
 from server.readers import ClientReader
 from server.websocket_connection import WebSocketConnection
@@ -91,6 +91,7 @@ class Connection(asyncio.Protocol):
         self._until_close = False  # the close delimits the answer's body: it goes to HTTP/1.0
         self._whole_answer = False  # a generation is being collected for an answer in one piece
         self._lingering = 0  # bytes still accepted and dropped; 0: not lingering
+        self._farewell = Farewell(self._unsent, grace_s=LINGER_S, stall_s=host.deadlines.write_stall_s)
         self._alarm = Alarm(host.loop, self._on_silence)
         self._keepalive = Alarm(host.loop, self._on_quiet)
         self._stall = StallWatch(host.loop, self._unsent, host.deadlines.write_stall_s, self.abort)
@@ -412,7 +413,7 @@ class Connection(asyncio.Protocol):
         self._lingering = LINGER_BYTES_MAX
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._alarm.set(self.host.deadlines.write_stall_s if self._unsent() else LINGER_S)
+        self._alarm.set(self._farewell.wait_s())
 
     def _drop_answer(self) -> None:
         """The client is gone: whatever was being made for it knows."""
@@ -426,7 +427,9 @@ class Connection(asyncio.Protocol):
     # Silence
 
     def _on_silence(self) -> None:
-        if self._lingering or self.transport.is_closing():
+        if self._lingering and (wait_s := self._farewell.wait_s()):
+            self._alarm.set(wait_s)
+        elif self._lingering or self.transport.is_closing():
             self.abort()
         elif self._call is not None or self._http.head_started:
             self._request_read = False

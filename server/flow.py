@@ -1,4 +1,4 @@
-"""Time on a connection: an alarm that may be put off for nothing, and the watch over a write that stalls."""
+"""Time on a connection: an alarm that may be put off for nothing, the watch over a write that stalls, and the end."""
 
 from __future__ import annotations
 
@@ -91,3 +91,24 @@ class StallWatch:
             self._on_stall()
         else:
             self._alarm.set(self._interval_s)
+
+
+class Farewell:
+    """How long a closing connection waits for its client: `grace_s` once nothing is unsent, and before that for as
+    long as it takes something within each `stall_s`."""
+
+    def __init__(self, unsent: Callable[[], int], *, grace_s: float, stall_s: float) -> None:
+        self._unsent = unsent
+        self._grace_s = grace_s
+        self._stall_s = stall_s
+        self._before: int | None = None  # unsent bytes at the last look; None: not begun
+
+    def wait_s(self) -> float:
+        """The next wait, in seconds, to be followed by another call; 0 when the client has had its time."""
+        before, self._before = self._before, self._unsent()
+        if before is None:
+            self._before = 0  # what was written last may not have had its first chance to leave
+            return self._grace_s
+        if self._before and (not before or self._before < before):
+            return self._stall_s
+        return self._grace_s if before and not self._before else 0.0

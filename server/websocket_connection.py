@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from protocols.websocket import Closed, WebSocket
-from server.flow import Alarm
+from server.flow import Alarm, Farewell
 from server.http import Call, Headers, Response, Session
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class WebSocketConnection:
         self._session: Session | None = None
         self._heard = True  # a frame came since the last ping
         self._closing = False
-        self._unsent = 0  # bytes in the transport when the end was last looked for
+        unsent, stall_s = transport.get_write_buffer_size, host.deadlines.write_stall_s
+        self._farewell = Farewell(unsent, grace_s=CLOSE_HANDSHAKE_S, stall_s=stall_s)
         self._alarm = Alarm(host.loop, self._on_alarm)
         self.writable = True
 
@@ -94,9 +95,9 @@ class WebSocketConnection:
         self._await_end()
 
     def _await_end(self) -> None:
-        self._closing = True
-        self._unsent = self._transport.get_write_buffer_size()
-        self._alarm.set(CLOSE_HANDSHAKE_S)
+        if not self._closing:
+            self._closing = True
+            self._alarm.set(self._farewell.wait_s())
 
     def pump(self) -> None:
         """The transport takes more."""
@@ -120,8 +121,8 @@ class WebSocketConnection:
 
     def _on_alarm(self) -> None:
         if self._closing:
-            if self._transport.get_write_buffer_size() < self._unsent:
-                self._await_end()  # it still reads what came before the close
+            if wait_s := self._farewell.wait_s():
+                self._alarm.set(wait_s)
             else:
                 self._transport.abort()
             return
