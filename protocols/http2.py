@@ -123,8 +123,8 @@ class _Stream:
 
 
 class Http2:
-    """One connection. Read with `receive`, answer with `head`, `data` and `end`. `max_header`: bytes of a request's
-    header list, by RFC 9113's measure (6.5.2), and of its compressed form."""
+    """One connection. Read with `feed` and `receive`, answer with `head`, `data` and `end`. `max_header`: bytes of a
+    request's header list, by RFC 9113's measure (6.5.2), and of its compressed form."""
 
     def __init__(self, *, max_header: int) -> None:
         self._max_header = max_header
@@ -138,13 +138,13 @@ class Http2:
 
     # What the client sends
 
-    def receive(self, data: bytes, now: float) -> list[Event]:
-        """Bytes came, at `now`. The events of at most FRAMES_PER_TURN frames; see `behind`."""
-        self._guard.feed(data)
-        return self.go_on(now)
+    def feed(self, data: bytes) -> None:
+        """Bytes came; `receive` looks at them."""
+        if not self.closed:
+            self._guard.feed(data)
 
-    def go_on(self, now: float) -> list[Event]:
-        """The events of frames that waited."""
+    def receive(self, now: float) -> list[Event]:
+        """The events of at most FRAMES_PER_TURN frames that came until `now`; see `behind`."""
         events: list[Event] = []
         self._now = now
         try:
@@ -161,7 +161,7 @@ class Http2:
 
     @property
     def behind(self) -> bool:
-        """Frames wait for `go_on`; until then the client need not be read."""
+        """Frames wait for another `receive`; until then the client need not be read."""
         return not self.closed and self._guard.has_frame
 
     @property

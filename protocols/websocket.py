@@ -1,4 +1,5 @@
-"""The server's side of one WebSocket connection (RFC 6455, RFC 7692), after Http1 parsed the upgrade request.
+"""The server's side of one WebSocket connection (RFC 6455, RFC 7692), after Http1 parsed the upgrade request;
+or on one stream of HTTP/2 (RFC 8441), after Http2 parsed the extended CONNECT.
 
 wsproto is the authority for what the peer sends, for control frames and for the state of the connection. Ours are the
 handshake's answer, whole messages with a bound, the replies that the protocol itself demands (pongs, close frames),
@@ -105,7 +106,7 @@ class WebSocket:
         if self._values(b"sec-websocket-version") != [b"13"]:
             return Refusal(426, "the WebSocket version must be 13", _VERSION_HEADERS)
         keys = self._values(b"sec-websocket-key")
-        if len(keys) != 1 or not _is_key(keys[0]):
+        if self._request.http_version != "2" and (len(keys) != 1 or not _is_key(keys[0])):
             return Refusal(400, "Sec-WebSocket-Key must be the base64 form of 16 bytes")
         try:
             negotiate(self._values(b"sec-websocket-extensions"))
@@ -116,13 +117,21 @@ class WebSocket:
     def accept(self, *, subprotocol: str | None = None, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
         """The 101 response. Only after `check` found nothing. ValueError for a subprotocol that wasn't offered and
         for headers that can't be sent."""
-        if self._connection or self.check():
-            raise RuntimeError("this request can't be accepted (again)")
         fields = [
             (b"Upgrade", b"websocket"),
             (b"Connection", b"Upgrade"),
-            (b"Sec-WebSocket-Accept", accept_key(self._values(b"sec-websocket-key")[0])),
+            *self.accept_fields(subprotocol=subprotocol, headers=headers),
         ]
+        fields.insert(2, (b"Sec-WebSocket-Accept", accept_key(self._values(b"sec-websocket-key")[0])))
+        return b"HTTP/1.1 101 Switching Protocols\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % field for field in fields)
+
+    def accept_fields(
+        self, *, subprotocol: str | None = None, headers: Iterable[tuple[bytes, bytes]] = ()
+    ) -> list[tuple[bytes, bytes]]:
+        """What accepts the request over HTTP/2, beside the status 200 (RFC 8441 5); the rest is as for `accept`."""
+        if self._connection or self.check():
+            raise RuntimeError("this request can't be accepted (again)")
+        fields = []
         if subprotocol is not None:
             if subprotocol not in self.offered_subprotocols:
                 raise ValueError("the client didn't offer this subprotocol")
@@ -136,7 +145,7 @@ class WebSocket:
             fields.append((name, value))
         self._rules = MessageRules(max_message=self._max_message, terms=terms)
         self._connection = Connection(ConnectionType.SERVER, [self._rules])
-        return b"HTTP/1.1 101 Switching Protocols\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % field for field in fields)
+        return fields
 
     def _values(self, name: bytes) -> list[bytes]:
         return [value for key, value in self._request.headers if key == name]

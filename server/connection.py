@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import time
 from dataclasses import dataclass
-from email.utils import formatdate
-from functools import lru_cache
 from typing import TYPE_CHECKING, cast
-from urllib.parse import unquote
 
 from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request
+from protocols.http2_guard import PREFACE
+from server.exchange import new_call, refusal_of, streaming_fields, too_large, whole_fields
 from server.flow import Alarm, Farewell, StallWatch
 from server.http import Call, Headers, Program, Response, Streaming
+from server.http2_connection import Http2Connection
 from server.readers import ClientReader
 from server.websocket_connection import WebSocketConnection
 
@@ -72,7 +71,8 @@ class Host:
 
 
 class Connection(asyncio.Protocol):
-    """Speaks HTTP/1.1, and hands itself over to `WebSocketConnection` after an upgrade."""
+    """Speaks HTTP/1.1, and hands itself over to `WebSocketConnection` after an upgrade, or to `Http2Connection` when
+    the client begins with HTTP/2's preface, or chose h2 in the TLS handshake."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -80,6 +80,9 @@ class Connection(asyncio.Protocol):
         self.client = ""
         self._http = Http1(max_header=host.max_header)
         self._websocket: WebSocketConnection | None = None
+        self._http2: Http2Connection | None = None
+        self._opening = b""  # the first bytes, as long as they may be HTTP/2's preface
+        self._opened = False
         self._call: Call | None = None
         self._request_read = False  # the current request is here to its end
         self._refusal: Response | None = None  # earned by its head
@@ -99,6 +102,8 @@ class Connection(asyncio.Protocol):
     @property
     def protocol(self) -> str:
         """A metric label."""
+        if self._http2 is not None:
+            return "http2"
         return "http1" if self._websocket is None else "websocket"
 
     # The transport's side
@@ -113,6 +118,8 @@ class Connection(asyncio.Protocol):
         self._alarm.set(self.host.deadlines.idle_s)
         if len(self.host.connections) > self.host.connections_max:
             self._refuse(Refusal(503, "the server has as many connections as it can", ((b"Retry-After", b"2"),)))
+        elif (tls := self.transport.get_extra_info("ssl_object")) and tls.selected_alpn_protocol() == "h2":
+            self._begin_http2(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, or we closed."""
@@ -123,9 +130,14 @@ class Connection(asyncio.Protocol):
         self._drop_answer()
         if self._websocket is not None:
             self._websocket.lost()
+        if self._http2 is not None:
+            self._http2.lost()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
+        if not self._opened:
+            self._open_with(data)
+            return
         if self._websocket is not None:
             self._stall.progress()
             self._websocket.receive(data)
@@ -135,13 +147,46 @@ class Connection(asyncio.Protocol):
             self._lingering -= len(data)
             if self._lingering <= 0:
                 self.abort()
+        elif self._http2 is not None:
+            self._stall.progress()
+            self._http2.receive(data)
         else:
             self._take(self._http.receive(data))
 
+    def _open_with(self, data: bytes) -> None:
+        """The first bytes tell HTTP/2 from HTTP/1.1 (RFC 9113 3.3): no method begins like its preface."""
+        self._opening += data
+        if not self._lingering and PREFACE.startswith(self._opening[: len(PREFACE)]):
+            if len(self._opening) >= len(PREFACE):
+                self._begin_http2(self._opening)
+            elif not self._alarm_is_for_head:
+                self._alarm_is_for_head = True
+                self._alarm.set(self.host.deadlines.header_s)
+        else:
+            self._begin_http1()
+
+    def _begin_http1(self) -> None:
+        self._opened = True
+        data, self._opening = self._opening, b""
+        if data:
+            self.data_received(data)
+
+    def _begin_http2(self, data: bytes) -> None:
+        self._opened = True
+        self._opening = b""
+        self._alarm.clear()
+        self._http2 = Http2Connection(self.host, self)
+        if data:
+            self._http2.receive(data)
+
     def eof_received(self) -> bool:
         """The client sends no more. It may still read: True keeps the connection open (see DESIGN, reading)."""
+        if not self._opened:
+            self._begin_http1()
         self._eof = True
-        if self._websocket is not None or self._lingering:
+        if self._http2 is not None:
+            self._http2.lost()  # without a way to open windows nothing can be read to its end
+        if self._websocket is not None or self._http2 is not None or self._lingering:
             self._close()
             return True
         self._take(self._http.receive_eof())
@@ -158,8 +203,8 @@ class Connection(asyncio.Protocol):
         self._writable = False
         if self._channel is not None:
             self._channel.writable = False
-        if self._websocket is not None:
-            self._websocket.writable = False
+        if self._http2 is not None:
+            self._http2.writable = False
         self._stall.begin()
 
     def resume_writing(self) -> None:
@@ -169,8 +214,9 @@ class Connection(asyncio.Protocol):
         if self._channel is not None:
             self._channel.writable = True
             self._channel.reader.pump()
-        if self._websocket is not None:
-            self._websocket.writable = True
+        if self._http2 is not None:
+            self._http2.resume()
+        elif self._websocket is not None:
             self.transport.resume_reading()
             self._websocket.pump()
         elif self._call is None and self._request_read:
@@ -192,6 +238,8 @@ class Connection(asyncio.Protocol):
         """The server will stop: close once nothing is in flight."""
         if self._websocket is not None:
             self._websocket.drain()
+        elif self._http2 is not None:
+            self._http2.drain()
         elif self._call is None and self._http.awaiting_request:
             self._close()
 
@@ -209,6 +257,8 @@ class Connection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Whether an answer is in flight."""
+        if self._http2 is not None:
+            return self._http2.busy
         return self._websocket is not None or self._call is not None
 
     # Requests
@@ -248,23 +298,11 @@ class Connection(asyncio.Protocol):
     _alarm_is_for_head = False  # a head's deadline is not put off by its bytes
 
     def _begin(self, request: Request) -> None:
-        path, _, query = request.path.partition("?")
-        call = self._call = Call(
-            request=request,
-            path=unquote(path, errors="replace"),
-            query=query,
-            client=self.client,
-            request_id=self.host.new_request_id(),
-            received_at=time.monotonic(),
-            on_whole_answer=self._on_whole_answer,
-        )
+        call = self._call = new_call(self.host, request, self.client, self._on_whole_answer)
         self._request_read = self._whole_answer = False
-        refusal = self.host.program.refuse(call)
-        if refusal is None and (request.content_length or 0) > self.host.max_body:
-            refusal = self._too_large(call)
         # Answered when all that has come is read: a request that is here whole need not cost its connection.
-        self._refusal = refusal
-        if refusal is None and request.expect_continue:
+        self._refusal = refusal_of(self.host, call)
+        if self._refusal is None and request.expect_continue:
             self.transport.write(self._http.continue_100())
 
     def _collect(self, data: bytes) -> None:
@@ -272,10 +310,7 @@ class Connection(asyncio.Protocol):
             return
         self._body += data
         if len(self._body) > self.host.max_body:
-            self._refusal = self._too_large(self._call)
-
-    def _too_large(self, call: Call) -> Response:
-        return self.host.program.malformed(call, 413, f"the body is larger than {self.host.max_body} bytes")
+            self._refusal = too_large(self.host, self._call)
 
     def _dispatch(self) -> None:
         call = self._call
@@ -324,10 +359,8 @@ class Connection(asyncio.Protocol):
     def _send(self, call: Call | None, answer: Response, extra: Headers = ()) -> None:
         """Write a whole answer. Closes after it when the request isn't fully read, or either side wants it."""
         http = self._http
-        headers = [(b"Date", _date()), *answer.headers, *extra]
-        if answer.body or answer.status == 200:
-            headers.append((b"Content-Type", answer.content_type))
-        head = http.head(answer.status, headers, length=len(answer.body), close=self.host.draining)
+        fields = whole_fields(answer, extra)
+        head = http.head(answer.status, fields, length=len(answer.body), close=self.host.draining)
         self.transport.write(head + http.body(answer.body) + http.end())
         if call is not None:
             self.host.program.sent(call, answer.status)
@@ -344,14 +377,8 @@ class Connection(asyncio.Protocol):
         channel.writable = self._writable
         self._channel = channel
         self._until_close = call.request.http_version == "1.0"
-        headers = [
-            (b"Date", _date()),
-            (b"Content-Type", answer.framing.content_type),
-            (b"Cache-Control", b"no-cache, no-transform"),
-            (b"X-Accel-Buffering", b"no"),
-            *answer.headers,
-        ]
-        self.transport.write(self._http.head(answer.status, headers, length=None, close=self.host.draining))
+        fields = streaming_fields(answer)
+        self.transport.write(self._http.head(answer.status, fields, length=None, close=self.host.draining))
         self.host.program.sent(call, answer.status)
         if call.request.method == "HEAD":
             reader.leave()
@@ -396,7 +423,7 @@ class Connection(asyncio.Protocol):
         elif self._eof or (self._request_read and self.host.draining):
             self._close()  # nothing more can come; or nothing is expected, and a drain doesn't wait to see
         else:
-            self._linger()
+            self.linger()
 
     def _next(self) -> None:
         """Begin the next request; a client that does not read the answers to earlier ones waits."""
@@ -409,7 +436,8 @@ class Connection(asyncio.Protocol):
             self._request_read = False
             self._take(self._http.next_request())
 
-    def _linger(self) -> None:
+    def linger(self) -> None:
+        """Close once the client has had the time to read the last bytes; what it still sends is dropped."""
         self._lingering = LINGER_BYTES_MAX
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -456,7 +484,7 @@ class Connection(asyncio.Protocol):
 
     def _upgrade(self, call: Call) -> None:
         """Hand the connection over, or answer why not."""
-        websocket = WebSocketConnection(self.host, self.transport, call)
+        websocket = WebSocketConnection(self.host, self.transport, call, writable=lambda: self._writable)
         refusal = websocket.open()
         if refusal is not None:
             self._send(call, *refusal)
@@ -496,13 +524,3 @@ class HttpChannel:
     def cut(self) -> None:
         """It isn't, and won't be."""
         self._connection.channel_ended(whole=False)
-
-
-@lru_cache(maxsize=1)
-def _date_at(second: int) -> bytes:
-    return formatdate(second, usegmt=True).encode()
-
-
-def _date() -> bytes:
-    """The Date header's value (RFC 9110 6.6.1), rendered once a second."""
-    return _date_at(int(time.time()))

@@ -95,7 +95,10 @@ class Upgrade(Protocol):
 class WebSocketChannel(Protocol):
     """Where a session writes its messages."""
 
-    writable: bool
+    @property
+    def writable(self) -> bool:
+        """Whether it takes more tokens; replies may always be written."""
+        ...
 
     def frame(self, payload: bytes) -> bytes:
         """The frame of one text message of UTF-8, for `write`."""

@@ -20,7 +20,7 @@ from server.outcome import REFUSED, SEVERITY
 APIS = ("chat", "completions", "generate", "websocket")
 OUTCOMES = (*SEVERITY, REFUSED)
 STATES = ("queued", "running", "parked", "detached")
-PROTOCOLS = ("http1", "websocket")
+PROTOCOLS = ("http1", "http2", "websocket")
 RESUME_RESULTS = ("resumed", "finished", "unknown", "gone")
 
 # A first token takes from a cache hit's few milliseconds to a long queue; the time between tokens from a fast GPU's

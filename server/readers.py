@@ -41,19 +41,22 @@ class Channel(Protocol):
 class ClientReader:
     """Writes a stream's events to a channel from position `cursor` on."""
 
-    __slots__ = ("channel", "cursor", "framing", "stream")
+    __slots__ = ("burst_events", "channel", "cursor", "framing", "stream")
 
-    def __init__(self, stream: Stream, framing: Framing, channel: Channel, cursor: int = 0) -> None:
+    def __init__(
+        self, stream: Stream, framing: Framing, channel: Channel, cursor: int = 0, *, burst_events: int = BURST_EVENTS
+    ) -> None:
         self.stream = stream
         self.framing = framing
         self.channel = channel
         self.cursor = cursor
+        self.burst_events = burst_events
 
     def pump(self) -> None:
         """Write what is new, as far as the channel takes it."""
         channel, stream, log = self.channel, self.stream, self.stream.log
         while channel.writable and self.cursor < log.end:
-            stop = min(log.end, self.cursor + BURST_EVENTS)
+            stop = min(log.end, self.cursor + self.burst_events)
             try:
                 events = log.slice(self.cursor, stop)
             except LookupError:  # it was so slow, beside a faster reader, that its events are gone

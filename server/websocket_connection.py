@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from protocols.websocket import Closed, WebSocket
 from server.flow import Alarm, Farewell
@@ -16,10 +16,31 @@ if TYPE_CHECKING:
 CLOSE_HANDSHAKE_S = 5.0
 
 
-class WebSocketConnection:
-    """Owned by a `Connection`, which passes on what the transport says."""
+class Transport(Protocol):
+    """What a WebSocket needs of a transport: of asyncio's, or of one stream of HTTP/2."""
 
-    def __init__(self, host: Host, transport: asyncio.Transport, call: Call) -> None:
+    def write(self, data: bytes) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+    def abort(self) -> None: ...  # noqa: D102
+    def can_write_eof(self) -> bool: ...  # noqa: D102
+    def write_eof(self) -> None: ...  # noqa: D102
+    def is_closing(self) -> bool: ...  # noqa: D102
+    def get_write_buffer_size(self) -> int: ...  # noqa: D102
+
+
+class WebSocketConnection:
+    """Owned by what passes on what the transport says. `writable()`: whether it takes more tokens. `accept`: makes
+    the answer to the handshake, to be written."""
+
+    def __init__(
+        self,
+        host: Host,
+        transport: Transport,
+        call: Call,
+        *,
+        writable: Callable[[], bool],
+        accept: Callable[[WebSocket], bytes] = WebSocket.accept,
+    ) -> None:
         self._host = host
         self._transport = transport
         self._call = call
@@ -30,7 +51,8 @@ class WebSocketConnection:
         unsent, stall_s = transport.get_write_buffer_size, host.deadlines.write_stall_s
         self._farewell = Farewell(unsent, grace_s=CLOSE_HANDSHAKE_S, stall_s=stall_s)
         self._alarm = Alarm(host.loop, self._on_alarm)
-        self.writable = True
+        self._writable = writable
+        self._accept = accept
 
     def open(self) -> tuple[Response, Headers] | None:
         """Answer the handshake. What refuses it, if anything does, for the caller to send."""
@@ -40,7 +62,7 @@ class WebSocketConnection:
         answer = program.upgrade(self._call)
         if isinstance(answer, Response):
             return answer, ()
-        self._transport.write(self._websocket.accept())
+        self._transport.write(self._accept(self._websocket))
         self._session = answer(self)
         self._alarm.set(self._host.deadlines.keepalive_s)
         return None
@@ -64,6 +86,11 @@ class WebSocketConnection:
             self._transport.write(reply)
         if over:
             self._finish()
+
+    @property
+    def writable(self) -> bool:
+        """Whether the transport takes more tokens."""
+        return self._writable()
 
     def frame(self, payload: bytes) -> bytes:
         """The frame of one text message of UTF-8, for `write`."""
