@@ -246,7 +246,7 @@ class App:
     def _check_origin(self, call: Call) -> None:
         """A browser sends cookies and reaches loopback from any page, so a foreign page must be named to be let in."""
         origin = call.header(b"origin")
-        if origin and origin not in self._policy.cors_origins and not _same_origin(origin, call.request.host):
+        if origin and not self._is_listed(origin) and not _same_origin(origin, call.request.host):
             raise ApiError(403, f"the origin {origin[:200]!r} is not allowed", code="origin_not_allowed")
 
     def _check_metrics_access(self, call: Call) -> None:
@@ -261,7 +261,7 @@ class App:
         known = self._lookup(call.path)
         allow = ", ".join([*known[0].handlers, "OPTIONS"]) if known else "GET, POST, DELETE, OPTIONS"
         headers: Headers = ((b"Allow", allow.encode()), *self._cors(call))
-        if self._cors(call) and call.header(b"access-control-request-method"):
+        if self._is_listed(call.header(b"origin")) and call.header(b"access-control-request-method"):
             asked = call.request.header(b"access-control-request-headers") or b"authorization, content-type"
             headers += (
                 (b"Access-Control-Allow-Methods", allow.encode()),
@@ -300,13 +300,16 @@ class App:
         if not self._policy.cors_origins:
             return ()
         origin = call.header(b"origin")
-        if origin not in self._policy.cors_origins and "*" not in self._policy.cors_origins:
+        if not self._is_listed(origin):
             return ((b"Vary", b"Origin"),)
         return (
             (b"Access-Control-Allow-Origin", origin.encode("latin-1") or b"*"),
             (b"Access-Control-Expose-Headers", EXPOSED),
             (b"Vary", b"Origin"),
         )
+
+    def _is_listed(self, origin: str) -> bool:
+        return origin in self._policy.cors_origins or "*" in self._policy.cors_origins
 
     def _lookup(self, path: str) -> tuple[Route, str] | None:
         route = self._exact.get(path)
