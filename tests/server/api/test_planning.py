@@ -1,0 +1,327 @@
+"""From a request to the sequences that it asks for, and what the OpenAI grammars make of them (server/api/generation,
+openai_chat and openai_completions), without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from engine.wire import Logprob
+from server.api.errors import ApiError
+from server.api.generation import NDJSON, PLAIN, SSE, Generation, Model, framing_named, whole
+from server.api.openai_chat import encode_messages, plan_chat
+from server.api.openai_completions import plan_completion
+from server.api.types import ChatRequest, CompletionRequest, parse
+from server.chat import ChatTemplate
+from server.outcome import Outcome
+from server.stream import Stream
+from server.table import Part, TextOptions
+from tests.support.engines import VOCAB, hello
+from tests.support.tables import Rig
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}:"
+
+
+def generation(rig: Rig | None = None) -> Generation:
+    rig = rig or Rig()
+    return Generation(rig.table, Model("model", hello(), rig.tokenizer, ChatTemplate(TEMPLATE), 0))
+
+
+def chat_parts(**fields: Any) -> list[Part]:
+    request = parse(json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode(), ChatRequest)
+    return asyncio.run(plan_chat(generation(), request, "chat"))[1]
+
+
+def completion_parts(prompt: Any, **fields: Any) -> list[Part]:
+    request = parse(json.dumps({"prompt": prompt, **fields}).encode(), CompletionRequest)
+    return asyncio.run(plan_completion(generation(), request, "completions"))[1]
+
+
+def refusal(plan: Any, *args: Any, **fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as error:
+        plan(*args, **fields)
+    return error.value
+
+
+def prompt_of(messages: list[dict[str, Any]]) -> str:
+    request = parse(json.dumps({"messages": messages}).encode(), ChatRequest)
+    return bytes(asyncio.run(encode_messages(generation(), request.messages))).decode()
+
+
+# Messages to a prompt (D15)
+
+
+@pytest.mark.parametrize(
+    "content", ["hi", [{"type": "text", "text": "hi"}], [{"type": "input_text", "text": "hi", "cache_control": {}}]]
+)
+def test_one_part_is_the_same_as_a_string(content: Any) -> None:
+    assert prompt_of([{"role": "user", "content": content}]) == "<user>hi:"
+
+
+def test_parts_are_joined_by_line_ends() -> None:
+    parts = [{"type": "text", "text": text} for text in ("a", "b")]
+    assert prompt_of([{"role": "system", "content": parts}]) == "<system>a\nb:"
+
+
+def test_developer_is_the_newer_name_of_system() -> None:
+    assert prompt_of([{"role": "developer", "content": "x"}]) == "<system>x:"
+
+
+def test_an_assistants_turn_may_have_no_content() -> None:
+    assert prompt_of([{"role": "assistant", "content": None, "refusal": None, "annotations": []}]) == "<assistant>:"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user"}, "messages.1.content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages.1.content.0.text"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]},
+            "messages.1.content.1.type",
+        ),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages.1.tool_calls"),
+    ],
+)
+def test_what_can_not_be_shown_to_the_model_is_refused_with_its_path(message: dict[str, Any], param: str) -> None:
+    assert refusal(prompt_of, [{"role": "user", "content": "x"}, message]).param == param
+
+
+# The prompt's four forms, and D11
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("ab", [[97, 98]]),
+        (["a", "b"], [[97], [98]]),
+        ([97, 98], [[97, 98]]),
+        ([[97], [98]], [[97], [98]]),
+        (["a", [98]], [[97], [98]]),
+        (" ", [[32]]),
+    ],
+)
+def test_each_form_of_a_prompt(prompt: Any, ids: list[list[int]]) -> None:
+    parts = completion_parts(prompt)
+    assert [part.prompt for part in parts] == ids
+    assert [part.sampling.prompt_index for part in parts] == list(range(len(ids)))
+
+
+@pytest.mark.parametrize("prompt", ["", [""], [], [[]], ["a", ""], [[1], []], [1, "a"], [1.5], [True], [None], [[1.5]]])
+def test_an_empty_or_mixed_prompt_is_refused(prompt: Any) -> None:
+    error = refusal(completion_parts, prompt)
+    assert error.status == 400
+    assert (error.param or "").startswith("prompt")
+
+
+@pytest.mark.parametrize("prompt", [[VOCAB], [-1], [[1], [2, VOCAB]]])
+def test_an_id_beyond_the_vocabulary_is_refused_with_its_place(prompt: Any) -> None:
+    error = refusal(completion_parts, prompt)
+    assert "vocabulary" in error.message
+    assert (error.param or "").startswith("prompt")
+
+
+# Sampling
+
+
+def test_defaults() -> None:
+    (part,) = chat_parts()
+    sampling = part.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (sampling.min_tokens, sampling.ignore_eos, sampling.stop_ids, sampling.logprobs) == (0, False, (), -1)
+    assert sampling.max_tokens == hello().context_tokens_max - len(part.prompt)
+
+
+def test_max_tokens_beyond_the_room_is_cut_to_it() -> None:
+    """D19: one documented rule."""
+    (part,) = chat_parts(max_tokens=10**9)
+    assert part.sampling.max_tokens == hello().context_tokens_max - len(part.prompt)
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert chat_parts(max_tokens=9, max_completion_tokens=2)[0].sampling.max_tokens == 2
+
+
+@pytest.mark.parametrize("excess", [0, 1, 10_000])
+def test_a_prompt_that_leaves_no_room_is_refused_with_the_counts(excess: int) -> None:
+    limit = hello().context_tokens_max
+    error = refusal(completion_parts, "x" * (limit + excess))
+    assert error.code == "context_length_exceeded"
+    assert str(limit + excess) in error.message
+    assert str(limit) in error.message
+    (part,) = completion_parts("x" * (limit - 1))
+    assert part.sampling.max_tokens == 1
+
+
+def test_choices_and_prompts_share_a_seed_and_differ_by_their_indices() -> None:
+    parts = completion_parts(["a", "b"], n=2, seed=-1)
+    assert [(p.sampling.prompt_index, p.sampling.choice_index) for p in parts] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {p.sampling.seed for p in parts} == {2**64 - 1}
+
+
+def test_a_request_without_a_seed_is_given_a_drawn_one() -> None:
+    seeds = {chat_parts()[0].sampling.seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert max(seeds) < 2**64
+
+
+def test_a_stop_id_beyond_the_vocabulary_is_refused() -> None:
+    assert refusal(chat_parts, stop_token_ids=[5, VOCAB]).param == "stop_token_ids.1"
+
+
+def test_top_logprobs_needs_logprobs() -> None:
+    assert refusal(chat_parts, top_logprobs=2).param == "top_logprobs"
+    assert chat_parts(logprobs=True)[0].sampling.logprobs == 0
+    assert chat_parts(logprobs=True, top_logprobs=2)[0].sampling.logprobs == 2
+    assert chat_parts(logprobs=False)[0].sampling.logprobs == -1
+
+
+def test_another_model_is_404() -> None:
+    error = refusal(chat_parts, model="gpt-4")
+    assert (error.status, error.param, error.code) == (404, "model", "model_not_found")
+    chat_parts(model="model")
+
+
+def test_only_text_is_a_response_format() -> None:
+    chat_parts(response_format={"type": "text"})
+    assert refusal(chat_parts, response_format={"type": "json_object"}).param == "response_format.type"
+
+
+# Accept
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("", None),
+        ("*/*", None),
+        ("application/json", None),
+        ("text/event-stream", SSE),
+        ("application/x-ndjson", NDJSON),
+        ("text/plain", PLAIN),
+        ("TEXT/PLAIN; charset=utf-8", PLAIN),
+        ("application/json, application/x-ndjson;q=0.9", NDJSON),
+        ("application/x-ndjson, text/plain", NDJSON),
+        ("text/*", None),
+        ("text/plainer", None),
+    ],
+)
+def test_a_framing_is_chosen_only_by_its_name(accept: str, kind: str | None) -> None:
+    assert framing_named(accept) == kind
+
+
+# The answer in one piece equals the stream
+
+
+def started(rig: Rig, request: ChatRequest | CompletionRequest) -> Stream:
+    made = generation(rig)
+    if isinstance(request, ChatRequest):
+        grammar, parts = asyncio.run(plan_chat(made, request, "chat"))
+        return rig.table.start(grammar, parts, key="", request_id="r", text=TextOptions(), collect=True)
+    other, parts = asyncio.run(plan_completion(made, request, "completions"))
+    return rig.table.start(other, parts, key="", request_id="r", text=TextOptions(), collect=True)
+
+
+def events(stream: Stream) -> list[dict[str, Any]]:
+    frames = stream.grammar.frames
+    datas = []
+    for choice, text, data, _ in stream.log.slice(0, stream.log.end):
+        datas.append(data if data is not None else frames[choice][0] + text + frames[choice][1])
+    assert datas.pop() == b"[DONE]"
+    return [json.loads(data) for data in datas]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_chats_chunks_and_its_whole_answer_say_the_same(n: int) -> None:
+    """D02, D03, B07."""
+    rig = Rig()
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": n}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    stream = started(rig, parse(json.dumps(body).encode(), ChatRequest))
+    for choice in range(n):
+        rig.play(stream, "aé😀"[: 3 - choice], choice)
+        rig.end(stream, "length" if choice else "stop", choice)
+    chunks, answer = events(stream), json.loads(whole(stream).body)
+    assert {(c["id"], c["object"], c["created"], c["model"]) for c in chunks} == {
+        (answer["id"], "chat.completion.chunk", answer["created"], "model")
+    }
+    assert {frozenset(c) for c in chunks} == {frozenset(("id", "object", "created", "model", "choices", "usage"))}
+    assert chunks.pop() | {"choices": answer["choices"], "object": "chat.completion"} == answer
+    assert all(chunk["usage"] is None for chunk in chunks)
+    for index in range(n):
+        mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [c["delta"] for c in mine if "role" in c["delta"]] == [mine[0]["delta"]]
+        assert (mine[-1]["delta"], mine[-1]["finish_reason"]) == ({}, answer["choices"][index]["finish_reason"])
+        assert {c["finish_reason"] for c in mine[:-1]} == {None}
+        assert all(c.keys() == {"index", "delta", "logprobs", "finish_reason"} for c in mine)
+        text = "".join(c["delta"].get("content", "") for c in mine)
+        assert answer["choices"][index]["message"] == {"role": "assistant", "content": text, "refusal": None}
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_completions_chunks_and_its_whole_answer_say_the_same(echo: bool) -> None:
+    rig = Rig()
+    body = {"prompt": ["one", "two"], "echo": echo}
+    stream = started(rig, parse(json.dumps(body).encode(), CompletionRequest))
+    for choice in range(2):
+        rig.play(stream, "aé😀", choice)
+        rig.end(stream, "stop", choice)
+    chunks, answer = events(stream), json.loads(whole(stream).body)
+    assert {frozenset(c) for c in chunks} == {frozenset(("id", "object", "created", "model", "choices"))}
+    for index, prompt in enumerate(body["prompt"]):  # type: ignore[arg-type]
+        mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        text = "".join(c["text"] for c in mine)
+        assert text == answer["choices"][index]["text"] == (prompt if echo else "") + "aé😀"
+        assert (mine[-1]["text"], mine[-1]["finish_reason"]) == ("", "stop")
+    assert answer["usage"]["total_tokens"] == 6 + 2 * 7
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (Outcome("cancelled", "why"), 409),
+        (Outcome("expired", "why", retriable=True), 503),
+        (Outcome("error", "why", retriable=True), 503),
+        (Outcome("error", "why"), 500),
+    ],
+)
+def test_a_stream_that_ended_badly_is_no_success_in_one_piece_either(end: Outcome, status: int) -> None:
+    rig = Rig()
+    stream = started(rig, parse(b'{"prompt":"x"}', CompletionRequest))
+    rig.play(stream, "abc")
+    stream.finish(end)
+    response = whole(stream)
+    assert response.status == status
+    assert json.loads(response.body)["error"]["code"] == end.kind
+    assert (b"Retry-After", b"2") in response.headers or status != 503
+    chunks = events(stream)
+    assert chunks[-1] == json.loads(response.body)
+    assert not any(choice["finish_reason"] for chunk in chunks[:-1] for choice in chunk["choices"])
+
+
+def test_log_probabilities_are_the_same_in_chunks_and_in_one_piece() -> None:
+    for kind, body in (
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "logprobs": True}),
+        (CompletionRequest, {"prompt": "x", "logprobs": 1}),
+    ):
+        rig = Rig()
+        stream = started(rig, parse(json.dumps(body).encode(), kind))
+        best = Logprob(0, -0.5, [97], [-0.5])
+        for token in b"abc":
+            step = rig.engine.tokens([(stream.choices[0].sequence_id, token)])
+            step.logprobs.append(best)
+            rig.table.on_step(step)
+        rig.end(stream)
+        shown = [c["logprobs"] for e in events(stream) for c in e["choices"] if c["logprobs"]]
+        answer = json.loads(whole(stream).body)["choices"][0]["logprobs"]
+        if kind is ChatRequest:
+            assert [entry for part in shown for entry in part["content"]] == answer["content"]
+            assert [entry["token"] for entry in answer["content"]] == ["a", "b", "c"]
+        else:
+            for name, values in answer.items():
+                assert [value for part in shown for value in part[name]] == values
+            assert answer["text_offset"] == [0, 1, 2]
