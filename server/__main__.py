@@ -35,12 +35,15 @@ from server.http import Program
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
 from server.outcome import Outcome
 from server.table import StreamTable
+from server.tls import Certificates, TlsError
 
 BACKLOG = 4096  # connections that wait for the loop: two thousand clients may come in one instant
 # Descriptors that are not connections: standard streams, the engine, the loop's own.
 RESERVED_FILES = 64
 # After the last stream's end: time for its last bytes to leave, and for WebSockets to say goodbye.
 FAREWELL_S = 2.0
+# A client's answer to our goodbye in TLS; nothing is lost without it.
+TLS_GOODBYE_S = 2.0
 DRAIN_LOOK_S = 0.02
 
 
@@ -56,6 +59,7 @@ class Server:
         self._table: StreamTable | None = None
         self._app: App | None = None
         self._host: Host | None = None
+        self._certificates: Certificates | None = None
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -64,6 +68,9 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal)
         keys = read_keys(config.api_keys) if config.api_keys else Keys(None)
+        if config.tls_cert and config.tls_key:
+            self._certificates = Certificates(Path(config.tls_cert), Path(config.tls_key))
+            self._loop.add_signal_handler(signal.SIGHUP, self._reload_certificates, self._certificates)
         listener = _listen(config)  # before the model is loaded: a port in use is known at once
         program = await self._start_program(keys)
         if program is None:
@@ -81,7 +88,7 @@ class Server:
             connections=set(),
         )
         listener.listen(BACKLOG)
-        server = await self._loop.create_server(lambda: Connection(host), sock=listener, backlog=BACKLOG)
+        server = await self._serve(host, listener)
         gc.collect()
         gc.freeze()  # what is here stays: the collector need not look at it again and again
         print(f"sluice ready on {_address(config, listener)}", flush=True)
@@ -93,6 +100,18 @@ class Server:
         if config.uds:
             os.unlink(config.uds)
         return 0
+
+    async def _serve(self, host: Host, listener: socket.socket) -> asyncio.Server:
+        if self._certificates is None:
+            return await self._loop.create_server(lambda: Connection(host), sock=listener, backlog=BACKLOG)
+        return await self._loop.create_server(
+            lambda: Connection(host),
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=self._certificates.context,
+            ssl_handshake_timeout=host.deadlines.header_s,
+            ssl_shutdown_timeout=TLS_GOODBYE_S,
+        )
 
     async def _start_program(self, keys: Keys) -> Program | None:
         """What is served, with its engine; None when a signal came first."""
@@ -168,6 +187,13 @@ class Server:
         hello = self._link.hello if self._link is not None else None
         return Live(streams, connections, self._table.gauges, hello.pool_tokens if hello else 0)
 
+    def _reload_certificates(self, certificates: Certificates) -> None:
+        try:
+            certificates.reload()
+            self._log.event("certificates", result="reloaded")
+        except TlsError as error:
+            self._log.event("certificates", result="kept the old ones", message=str(error))
+
     def _count_restart(self) -> None:
         self._metrics.engine_restarts += 1
 
@@ -236,7 +262,8 @@ def _address(config: Config, listener: socket.socket) -> str:
     if config.uds:
         return f"unix:{config.uds}"
     host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{listener.getsockname()[1]}"
+    scheme = "https" if config.tls_cert else "http"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 def _raise_file_limit() -> int:
@@ -262,7 +289,7 @@ async def _main(config: Config) -> int:
     except EngineFailed as error:
         print(f"server: {error}", file=sys.stderr)
         return error.code
-    except KeysError as error:
+    except (KeysError, TlsError) as error:
         print(f"server: {error}", file=sys.stderr)
         return 2
     except OSError as error:

@@ -42,6 +42,8 @@ class Config:
     api_keys: str | None
     insecure: bool
     cors_origins: tuple[str, ...]
+    tls_cert: str | None
+    tls_key: str | None
     drain_timeout_s: float
     log_format: str
 
@@ -68,6 +70,8 @@ def parse(argv: list[str] | None = None) -> Config:
             parser.error(f"--engine-url {url}: an engine's address is unix:/path or tcp://host:port")
     if options.engine_url and options.engine_url[0].startswith("tcp://") and not options.engine_token_file:
         parser.error("--engine-url tcp://… needs --engine-token-file")
+    if bool(options.tls_cert) != bool(options.tls_key):
+        parser.error("--tls-cert and --tls-key go together")
     window = options.credit_window
     if window < 2:
         parser.error("--credit-window must be at least 2: it is granted in halves")
@@ -121,6 +125,8 @@ def _config(options: argparse.Namespace) -> Config:
         api_keys=options.api_keys,
         insecure=options.insecure,
         cors_origins=tuple(options.cors_origin),
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
         drain_timeout_s=options.drain_timeout,
         log_format=options.log_format,
     )
@@ -208,6 +214,8 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to bind")
     group.add_argument("--port", type=_port, default=8000, help="0 picks a free one; the ready line names it")
     group.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
+    group.add_argument("--tls-cert", metavar="FILE", help="PEM: speak TLS with this chain; SIGHUP reads it again")
+    group.add_argument("--tls-key", metavar="FILE", help="PEM: the certificate's private key, not encrypted")
     group.add_argument("--log-format", default="text", choices=("text", "json"), help="access log on stderr")
     group.add_argument("--drain-timeout", type=_seconds, default=30.0, help="what SIGTERM gives running streams")
 

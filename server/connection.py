@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._http2: Http2Connection | None = None
         self._opening = b""  # the first bytes, as long as they may be HTTP/2's preface
         self._opened = False
+        self._tls = False
         self._call: Call | None = None
         self._request_read = False  # the current request is here to its end
         self._refusal: Response | None = None  # earned by its head
@@ -114,11 +115,13 @@ class Connection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         peer = self.transport.get_extra_info("peername")
         self.client = peer[0] if isinstance(peer, tuple) else ""
+        tls = self.transport.get_extra_info("ssl_object")
+        self._tls = tls is not None
         self.host.connections.add(self)
         self._alarm.set(self.host.deadlines.idle_s)
         if len(self.host.connections) > self.host.connections_max:
             self._refuse(Refusal(503, "the server has as many connections as it can", ((b"Retry-After", b"2"),)))
-        elif (tls := self.transport.get_extra_info("ssl_object")) and tls.selected_alpn_protocol() == "h2":
+        elif tls is not None and tls.selected_alpn_protocol() == "h2":
             self._begin_http2(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -186,9 +189,11 @@ class Connection(asyncio.Protocol):
         self._eof = True
         if self._http2 is not None:
             self._http2.lost()  # without a way to open windows nothing can be read to its end
-        if self._websocket is not None or self._http2 is not None or self._lingering:
+        if self._tls:
+            self._drop_answer()  # TLS has no half-close that clients use
+        if self._websocket is not None or self._http2 is not None or self._lingering or self._tls:
             self._close()
-            return True
+            return not self._tls
         self._take(self._http.receive_eof())
         if self._channel is not None:
             self._probe_half_close(self._channel)
