@@ -11,7 +11,6 @@ that going on is a cache hit and the recomputation of what was evicted.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 
 from engine.block_pool import BlockPool, chain
@@ -35,6 +34,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}  # in the order of admission
         self.parked: dict[Sequence, None] = {}
+        self._idle: dict[Sequence, None] = {}  # have blocks and don't run, in the order in which they parked
         self.admitted: list[Sequence] = []  # for the first time, since somebody last cleared this list
         self.preemptions = 0
         self._turn = 0  # which of the prompts in progress is served first
@@ -60,6 +60,8 @@ class Scheduler:
             self._leave(sequence)
             sequence.state = PARKED
             self.parked[sequence] = None
+            if sequence.blocks:
+                self._idle[sequence] = None
         if total == 0:
             self._give_back(sequence)
 
@@ -119,6 +121,7 @@ class Scheduler:
             if not self._hold_blocks(sequence):
                 return
             self.waiting.popleft()
+            self._idle.pop(sequence, None)
             sequence.state = RUNNING
             self.running[sequence] = None
 
@@ -178,10 +181,12 @@ class Scheduler:
             left -= 1
 
     def _reclaim_idle(self, wanted: int, keep: Sequence) -> bool:
-        """Take blocks back from those that hold some and don't run: from the latest parked first, then from those that
-        were parked and wait for the batch, the last in the queue first. True once `wanted` are available."""
-        for victim in itertools.chain(reversed(self.parked), reversed(self.waiting)):
-            if victim.blocks and victim is not keep:
+        """Take blocks back from those that hold some and don't run, the latest parked first, but those that wait for
+        the batch again last. True once `wanted` are available."""
+        victims = list(reversed(self._idle))
+        victims.sort(key=lambda sequence: sequence.state == WAITING)
+        for victim in victims:
+            if victim is not keep:
                 self._give_back(victim)
                 self.preemptions += 1
                 if self.pool.available >= wanted:
@@ -208,6 +213,7 @@ class Scheduler:
         for block in reversed(sequence.blocks):
             self.pool.release(block)
         sequence.blocks.clear()
+        self._idle.pop(sequence, None)
         sequence.computed = sequence.published = 0
 
     def _name_blocks(self, sequence: Sequence, count: int) -> None:

@@ -288,6 +288,21 @@ def test_a_running_sequence_takes_the_blocks_of_one_that_waits() -> None:
     assert waiting.tokens[7:] == expected(numbers(7), 6)
 
 
+def test_the_latest_parked_loses_its_blocks_first_and_who_waits_to_go_on_last() -> None:
+    rig = Rig(blocks=8, running_max=1)
+    parked = [rig.submit(numbers(7, start), credit=1, max_tokens=9) for start in (0, 50, 100)]
+    rig.run()
+    rig.submit(numbers(3, 200), max_tokens=20)
+    rig.step()
+    rig.scheduler.credit(parked[2], 9)
+    held: list[list[int]] = []
+    while len(rig.live) == 4:
+        now = [len(sequence.blocks) for sequence in parked]
+        held += [now] if not held or held[-1] != now else []
+        rig.step()
+    assert held == [[2, 2, 2], [2, 0, 2], [0, 0, 2]]
+
+
 def test_a_pool_that_one_sequence_fills_serves_it_to_the_last_token() -> None:
     rig = Rig(blocks=3)
     sequence = rig.submit(numbers(2), max_tokens=100)
@@ -387,6 +402,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (sequence.state == PARKED) == out_of_credit
             assert sequence.computed < len(sequence.tokens)
             assert len(sequence.blocks) * BLOCK >= sequence.computed
+        assert set(scheduler._idle) == {s for s in places if s.blocks and s.state != RUNNING}
 
     @invariant()
     def cached_blocks_hold_what_their_names_say(self) -> None:
