@@ -14,6 +14,8 @@ import pytest
 from tests.support.played import BREAKS, PAUSE_MS, SEPARATORS
 from tests.support.serving import Answer, Server, WebSocketClient, chat, joined
 
+pytestmark = pytest.mark.synthetic
+
 SSE, NDJSON, PLAIN = FRAMINGS = ("text/event-stream", "application/x-ndjson", "text/plain")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HOSTILE = "m\r\nevent: x\rdata: [DONE]\n\n\u2028\u2029\x85\x0b\x0c\x1c"

@@ -23,6 +23,8 @@ from tests.support.serving import (
     until,
 )
 
+pytestmark = pytest.mark.synthetic
+
 WORDS = " w" * 12  # what [slow] says
 REFUSED = 'sluice_requests_total{api="websocket",outcome="refused"}'
 DETACHED = 'sluice_streams{state="detached"}'

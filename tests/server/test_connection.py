@@ -63,7 +63,7 @@ class TestDeadlines:
             side.read(10)
         assert not side.transport.lost
         side.pass_time(DEADLINES.write_stall_s * 1.3)
-        assert side.transport.lost and side.transport.dropped
+        assert (side.transport.lost, side.transport.dropped) == (True, True)
 
 
 class TestUnreadAnswers:
