@@ -77,12 +77,11 @@ class Scheduler:
         behind: list[Sequence] = []
         for sequence in list(self.running):
             if sequence.state != RUNNING:
-                continue  # preempted by one before it
+                continue  # preempted by one before it; never one that was looked at already
             if len(sequence.tokens) - sequence.computed > 1:
                 behind.append(sequence)
             elif self._grow(sequence):
                 slices.append(Slice(sequence, sequence.computed, 1, True))
-        behind = [s for s in behind if s.state == RUNNING]
         if behind:
             self._chunk(behind, slices)
         return slices

@@ -386,6 +386,9 @@ def test_a_server_that_leaves_takes_its_sequences_with_it_and_no_others() -> Non
     rig.send(submit(1), peer=other)
     rig.core.step()
     rig.core.leave(rig.peer)
+    scheduler = rig.scheduler
+    left = [*scheduler.running, *scheduler.waiting, *scheduler.parked]
+    assert [sequence.owner for sequence in left] == [other]
     rig.run()
     assert [token for step in others for token in step.tokens] == expected([1, 2, 3], 5)
     assert (rig.pool.used, rig.pool.available) == (0, rig.pool.blocks)

@@ -50,6 +50,7 @@ class Rig:
 
     def step(self) -> list[Slice]:
         slices = self.scheduler.schedule()
+        assert all(part.sequence.state == RUNNING for part in slices)
         answers = iter(self.runner.execute(slices)) if slices else iter(())
         for part in slices:
             self.scheduler.computed(part)

@@ -312,6 +312,24 @@ def test_a_reader_behind_earns_nothing_until_it_has_read_everything() -> None:
     assert len(rig.engine.credits) > len(before)
 
 
+def test_a_write_that_fills_the_transport_earns_nothing_until_it_drains() -> None:
+    rig = Rig(credit_window=2)
+    client = rig.open()
+    granted = len(rig.engine.credits)
+    keep = client.channel.write
+
+    def write(data: bytes) -> None:
+        keep(data)
+        client.stall()
+
+    client.channel.write = write  # type: ignore[method-assign]
+    rig.play(client.stream, "a")
+    assert client.text == "a"
+    assert len(rig.engine.credits) == granted
+    client.go_on()
+    assert len(rig.engine.credits) == granted + 1
+
+
 # Readers
 
 
