@@ -5,7 +5,8 @@ or measured with it is what a model's tokens go through.
 
 Vocabulary: ids 0 to 255 are the bytes of those values, then come the special tokens, then 10,000 words of five
 bytes (" 0000" to " 9999"), then the pieces that the script names. Without a script the n-th token of a sequence is
-the word numbered n plus a start that depends on the prompt, the seed and the choice: a gap or a repeat shows at once.
+the word numbered n plus a start that depends on the prompt and, above temperature 0, on the seed and the choice: a gap
+or a repeat shows at once.
 
 Script (JSON): {"scripts": [{"match": "words of the prompt", "tokens": [...], "finish": "stop"}, ...]}.
 The first script whose `match` occurs in the prompt's text is played, from its first token on; "" matches all.
@@ -134,7 +135,8 @@ class SyntheticRunner:
                 at = _position_after(script, generated)
                 return _Play(script, 0, at, time.monotonic() + script.prefill_s if not generated else 0.0)
         sampling = sequence.sampling
-        key = f"{prompt}{sampling.seed}/{sampling.prompt_index}/{sampling.choice_index}"
+        draw = f"{sampling.seed}/{sampling.prompt_index}/{sampling.choice_index}" if sampling.temperature else ""
+        key = f"{prompt}{draw}"  # at temperature 0 a model's answer depends on nothing but its prompt
         return _Play(None, int.from_bytes(blake2b(key.encode(), digest_size=4).digest()) % WORDS)
 
     def _play(self, play: _Play, script: _Script) -> Sampled | None:
