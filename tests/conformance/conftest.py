@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rule(text, source, level): what a case checks, and where that is written")
+    config.addinivalue_line("markers", "synthetic: needs our synthetic engine, so it can't run against another server")
     config.stash[score_key] = Score()
 
 
@@ -76,7 +77,13 @@ def profile_of(item: pytest.Item) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = set(_option(config, "--profile") or PROFILES)
-    away = [item for item in items if profile_of(item) not in (None, *chosen)]
+    foreign = settings_of(config) is not None
+    away = [
+        item
+        for item in items
+        if profile_of(item) not in (None, *chosen)
+        or (foreign and profile_of(item) is not None and item.get_closest_marker("synthetic"))
+    ]
     if away:
         config.hook.pytest_deselected(items=away)
         items[:] = [item for item in items if item not in set(away)]

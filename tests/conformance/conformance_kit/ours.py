@@ -11,14 +11,37 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from conformance_kit.target import Settings, Target
 
 API_KEY = "conformance-key"
 # A token every few milliseconds, so that what arrives token by token can be told from what arrives at once.
 STEP_MS = 3
-# The suite's clients half-close and go on reading, which a flag allows for answers in one piece (case A13).
-FLAGS = ("--synthetic-step-ms", str(STEP_MS), "--on-half-close", "finish")
+PING_S = 1.0
+FLAGS = (
+    "--synthetic-step-ms", str(STEP_MS),
+    "--keepalive-interval", str(PING_S),
+    "--drain-timeout", "1",  # streams that a case left wait for their reader's return
+    "--on-half-close", "finish",  # the suite's clients half-close and read on: a flag says so for whole answers (A13)
+)  # fmt: skip
+
+# What the engine says when the prompt holds the words: for the cases that are marked synthetic.
+LINE_ENDS = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei"
+INJECTION = '\r\n\r\nevent: x\r\ndata: [DONE]\n\n: "quoted" \\ \x7f\r'
+SLOW_S = 1.5 * PING_S
+EMOJI = [{"hex": "f0"}, {"hex": "9f99"}, {"hex": "82"}, "👩\u200d", "👧", {"hex": "e4b8"}]  # the last one is cut
+MARKER = ["<", "|im_", "end|>", {"special": "<|im_start|>"}, "x"]
+SCRIPTS: list[dict[str, Any]] = [
+    {"match": "say line separators", "tokens": list(LINE_ENDS)},
+    {"match": "say an injection", "tokens": [INJECTION, " end"]},
+    {"match": "say an emoji in bytes", "tokens": EMOJI},
+    {"match": "say the alphabet", "tokens": ["ABC", "DEF", "G", "HI", "J", "KLM"]},
+    {"match": "say no word", "tokens": []},
+    {"match": "say something late", "tokens": ["late"], "prefill_ms": SLOW_S * 1000},
+    {"match": "fail in the middle", "tokens": ["one", " two", " three", {"error": "the fault of a script"}, " four"]},
+    {"match": "say a marker", "tokens": MARKER},
+]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -29,7 +52,8 @@ def started() -> Iterator[dict[str, Target]]:
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         keys = Path(folder) / "keys.toml"
         keys.write_text(f'[keys.suite]\nsha256 = "{hashlib.sha256(API_KEY.encode()).hexdigest()}"\n')
-        with Server("--api-keys", str(keys), *FLAGS) as api, Server("--conformance-echo", engine=None) as echo:
+        flags = ("--api-keys", str(keys), *FLAGS)
+        with Server(*flags, scripts=SCRIPTS) as api, Server("--conformance-echo", engine=None) as echo:
             yield {"api": _api(api.url), "echo": _echo(echo.url)}
 
 
