@@ -7,6 +7,7 @@ go, and `first` says which one is the oldest that is held. What is held never ch
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 # What Python keeps for an event beside its bytes: the tuple, two bytes objects and a place in the list.
@@ -25,15 +26,17 @@ class Event(NamedTuple):
 
 
 class Log:
-    """`bytes_max`: when the events outgrow it, the oldest go; the last one always stays."""
+    """`bytes_max`: when the events outgrow it, the oldest go. The last one always stays, and so do those from `keep_from`
+    on, which the furthest reader has not read: its credit bounds them."""
 
-    __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "size")
+    __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "keep_from", "size")
 
     def __init__(self, bytes_max: int) -> None:
         self._events: list[Event] = []
         self._offset = 0  # position of _events[0]
         self._dropped = 0  # how many at the list's head are dropped already
         self._bytes_max = bytes_max
+        self.keep_from = sys.maxsize
         self.size = 0  # bytes held
 
     @property
@@ -50,7 +53,8 @@ class Log:
         """Add an event at `end`."""
         self._events.append(event)
         self.size += _cost(event)
-        while self.size > self._bytes_max and self._dropped < len(self._events) - 1:
+        droppable = min(self.keep_from - self._offset, len(self._events) - 1)
+        while self.size > self._bytes_max and self._dropped < droppable:
             self.size -= _cost(self._events[self._dropped])
             self._dropped += 1
         if self._dropped >= TRIM_EVENTS_MIN:

@@ -143,6 +143,7 @@ class Stream:
         self.grammar = grammar
         self.choices: list[Choice] = []
         self.log = Log(table.limits.log_bytes_per_stream)
+        self.log.keep_from = 0
         self.readers: list[Reader] = []
         self.poller: Reader | None = None  # the one reader that all polls share
         self.framing = ""  # the one it was started in, which a reader that names none gets
@@ -219,6 +220,7 @@ class Stream:
 
     def renew(self) -> None:
         """A reader has read everything: let the engine run a window ahead of it. Granted in halves of a window."""
+        self.log.keep_from = self.log.end
         window = self.table.limits.credit_window
         for choice in self.choices:
             made = len(choice.generated)

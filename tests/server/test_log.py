@@ -47,6 +47,18 @@ def test_the_last_event_stays_whatever_its_size() -> None:
     assert log.size == EVENT_OVERHEAD_BYTES + 1000
 
 
+def test_what_the_furthest_reader_has_not_read_stays_whatever_the_bound() -> None:
+    log = Log(3 * (EVENT_OVERHEAD_BYTES + 1))
+    log.keep_from = 0
+    for n in range(5):
+        log.append(Event(0, b"%d" % n))
+    assert (log.first, log.end) == (0, 5)
+    log.keep_from = 4
+    log.append(Event(0, b"5"))
+    assert (log.first, log.end) == (3, 6)
+    assert [event.text for event in log.slice(3, 6)] == [b"3", b"4", b"5"]
+
+
 @settings(deadline=None)
 @given(st.integers(1, 4000), st.lists(EVENTS, max_size=60))
 def test_what_is_held_is_a_suffix_within_the_bound_and_never_changes(bytes_max: int, events: list[Event]) -> None:
