@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request
 from protocols.http2_guard import PREFACE
 from server.exchange import new_call, refusal_of, streaming_fields, too_large, whole_fields
 from server.flow import Alarm, Farewell, StallWatch
 from server.http import Call, Headers, Program, Response, Streaming
+from server.http1_channel import HttpChannel
 from server.http2_connection import Http2Connection
 from server.readers import ClientReader
 from server.websocket_connection import WebSocketConnection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Bytes in a transport's buffer above which readers stop: what a client that doesn't read costs, beside its socket.
 HIGH_WATER_BYTES = 16 * 1024
@@ -498,34 +497,3 @@ class Connection(asyncio.Protocol):
         self._alarm.clear()
         self.host.program.sent(call, 101)
         websocket.begin(self._http.take_upgrade_bytes())
-
-
-class HttpChannel:
-    """A reader's way to the client: the body of one streamed answer."""
-
-    __slots__ = ("_connection", "_http", "_write", "reader", "writable")
-
-    reader: ClientReader
-
-    def __init__(self, connection: Connection, http: Http1) -> None:
-        self._connection = connection
-        self._http = http
-        self._write = connection.transport.write
-        self.writable = True
-
-    def write(self, data: bytes) -> None:
-        """One piece of the body."""
-        self._write(self._http.body(data))
-        self._connection.put_off_ping()
-
-    def ping(self) -> None:
-        """Show that the server lives."""
-        self.write(self.reader.framing.ping)
-
-    def finish(self) -> None:
-        """The body is whole."""
-        self._connection.channel_ended(whole=True)
-
-    def cut(self) -> None:
-        """It isn't, and won't be."""
-        self._connection.channel_ended(whole=False)
