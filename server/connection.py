@@ -283,6 +283,8 @@ class Connection(asyncio.Protocol):
         self._set_alarm()
         if self._http.buffered > PIPELINE_BYTES_MAX:
             self.transport.pause_reading()
+        elif not self.transport.is_closing():
+            self.transport.resume_reading()  # what waited is taken, and may be the head of a body that goes on
 
     def _set_alarm(self) -> None:
         """The deadline of the phase that the connection is in; none while an answer is being made or sent."""
@@ -421,7 +423,6 @@ class Connection(asyncio.Protocol):
         self._call = self._refusal = None
         self._body.clear()
         if self._request_read and not self._http.must_close and not self.host.draining:
-            self.transport.resume_reading()
             # In a turn of its own: a client that pipelines a thousand requests gets no deeper stack, and no monopoly.
             self.host.loop.call_soon(self._next)
         elif self._eof or (self._request_read and self.host.draining):
@@ -445,6 +446,10 @@ class Connection(asyncio.Protocol):
         self._lingering = LINGER_BYTES_MAX
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        else:
+            self.transport.close()  # TLS says goodbye, and reads until it is answered
+        if not self.transport.is_closing():
+            self.transport.resume_reading()  # pipelined bytes may have paused it
         self._alarm.set(self._farewell.wait_s())
 
     def _drop_answer(self) -> None:

@@ -26,8 +26,8 @@ class Event(NamedTuple):
 
 
 class Log:
-    """`bytes_max`: when the events outgrow it, the oldest go. The last one always stays, and so do those from `keep_from`
-    on, which the furthest reader has not read: its credit bounds them."""
+    """`bytes_max`: when the events outgrow it, the oldest go. The last one always stays, and so do those from
+    `keep_from` on, which the furthest reader has not read: its credit bounds them."""
 
     __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "keep_from", "size")
 
