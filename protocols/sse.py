@@ -48,8 +48,6 @@ def event(data: bytes | str, *, event: str | None = None, id: str | None = None,
     head = ""
     if event is not None:
         head = f"event: {_fit(event, 'event')}\n"
-    if id is not None:
-        head += f"id: {_fit(id, 'id')}\n"
     if retry_ms is not None:
         if retry_ms < 0:
             raise ValueError("retry_ms can't be negative")
@@ -57,7 +55,9 @@ def event(data: bytes | str, *, event: str | None = None, id: str | None = None,
     payload = data.encode() if isinstance(data, str) else data
     if b"\n" in payload or b"\r" in payload:
         payload = b"\ndata: ".join(_line_end.split(payload))
-    return b"%bdata: %b\n\n" % (head.encode(), payload)
+    # Behind the data: some clients take an id for read once its line is there, and a cut may come in between.
+    tail = "" if id is None else f"id: {_fit(id, 'id')}\n"
+    return b"%bdata: %b\n%b\n" % (head.encode(), payload, tail.encode())
 
 
 def comment(text: str) -> bytes:
@@ -77,7 +77,8 @@ class Parser:
     def __init__(self, *, max_event: int = EVENT_BYTES_MAX) -> None:
         self.comments: deque[str] = deque(maxlen=COMMENTS_MAX)
         self.retry_ms: int | None = None  # the stream's last word on the reconnection time
-        self.last_event_id = ""
+        self.last_event_id = ""  # to reconnect with: of the last block that is complete
+        self._id = ""  # of the block that isn't
         self._max_event = max_event
         self._line = bytearray()  # the incomplete line at the end
         self._at_start = True
@@ -131,11 +132,12 @@ class Parser:
             self._event = value
         elif name == b"id":
             if "\x00" not in value:
-                self.last_event_id = value
+                self._id = value
         elif name == b"retry" and _retry.fullmatch(value):
             self._retry_ms = self.retry_ms = int(value)
 
     def _dispatch(self, events: list[ServerEvent]) -> None:
+        self.last_event_id = self._id
         if self._data:
             data = "\n".join(self._data)
             events.append(ServerEvent(self._event or "message", data, self.last_event_id, self._retry_ms))

@@ -33,7 +33,10 @@ class Framing(Protocol):
 
 
 class Sse:
-    """text/event-stream, with `id: <stream>:<position>` on every event."""
+    """text/event-stream, with `id: <stream>:<position>` on every event.
+
+    The id is the last line of its block: fetch-event-source takes an id for read as soon as its line is there, and
+    would lose an event that was cut behind it."""
 
     content_type = b"text/event-stream; charset=utf-8"
     ping = sse.PING
@@ -41,8 +44,8 @@ class Sse:
     lies_at_the_end = False
 
     def __init__(self, stream: Stream) -> None:
-        self._id = f"id: {stream.id}:".encode()
-        self._frames = [(b"\ndata: " + before, behind + b"\n\n") for before, behind in stream.grammar.frames]
+        self._id = f"\nid: {stream.id}:".encode()
+        self._frames = [(b"data: " + before, behind + self._id) for before, behind in stream.grammar.frames]
 
     def render(self, events: list[Event], first: int) -> bytes:
         """See Framing."""
@@ -50,10 +53,10 @@ class Sse:
         for position, (choice, text, data, name) in enumerate(events, first):
             if data is None:
                 before, behind = self._frames[choice]
-                out.append(b"%b%d%b%b%b" % (self._id, position, before, text, behind))
+                out.append(b"%b%b%b%d\n\n" % (before, text, behind, position))
             else:
-                kind = b"\nevent: %b" % name.encode() if name else b""
-                out.append(b"%b%d%b\ndata: %b\n\n" % (self._id, position, kind, data))
+                kind = b"event: %b\n" % name.encode() if name else b""
+                out.append(b"%bdata: %b%b%d\n\n" % (kind, data, self._id, position))
         return b"".join(out)
 
 

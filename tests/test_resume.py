@@ -61,7 +61,7 @@ class TestFinishedStream:
     def test_sse_from_every_position(self, server: Server, content: str) -> None:
         answer = whole(server, content, n=2)
         name, events = answer.header("x-stream-id"), blocks(answer)
-        assert [event.split(b"\n")[event.startswith(b"retry")] for event in events] == [
+        assert [event.rstrip(b"\n").split(b"\n")[-1] for event in events] == [
             f"id: {name}:{position}".encode() for position in range(len(events))
         ]
         for after in range(0, len(events) - 1, 5):

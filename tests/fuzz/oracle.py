@@ -140,7 +140,7 @@ def _check_events(body: bytes, *, whole: bool) -> None:
     for event in events[:-1]:
         json.loads(event.data)
     if whole and body:
-        assert body.endswith(b"data: [DONE]\n\n"), body[-100:]
+        assert events[-1].data == "[DONE]" and body.endswith(b"\n\n"), body[-100:]
 
 
 def _check_frames(answer: _Answer) -> None:

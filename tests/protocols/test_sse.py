@@ -27,8 +27,8 @@ def parse(data: bytes, cuts: list[int] | None = None) -> list[ServerEvent]:
 def test_event_bytes() -> None:
     assert event("x") == event(b"x") == b"data: x\n\n"
     assert event("") == b"data: \n\n"
-    assert event("x", event="e", id="1", retry_ms=0) == b"event: e\nid: 1\nretry: 0\ndata: x\n\n"
-    assert event(" x", id="") == b"id: \ndata:  x\n\n"
+    assert event("x", event="e", id="1", retry_ms=0) == b"event: e\nretry: 0\ndata: x\nid: 1\n\n"
+    assert event(" x", id="") == b"data:  x\nid: \n\n"
 
 
 def test_b01_line_breaks_in_data_are_split() -> None:
@@ -117,6 +117,15 @@ def test_reading(stream: bytes, expected: list[str]) -> None:
 def test_event_names_last_for_one_block() -> None:
     found = parse(b"event: x\nevent: y\ndata: 1\n\ndata: 2\n\nevent:\ndata: 3\n\n")
     assert [each.event for each in found] == ["y", "message", "message"]
+
+
+def test_a_block_that_was_cut_is_not_the_last_one() -> None:
+    """WHATWG 9.2.6: the id to reconnect with is set when its block is dispatched."""
+    parser = Parser()
+    parser.feed(b"data: a\nid: 1\n\ndata: b\nid: 2\n")
+    assert parser.last_event_id == "1"
+    parser.feed(b"\n")
+    assert parser.last_event_id == "2"
 
 
 def test_ids_last_until_the_next_one() -> None:
