@@ -1,0 +1,108 @@
+"""One server with scripted streams, the npm packages, and a browser, for all clients."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.scripts import SCRIPTS
+from tests.support.serving import Server
+from tests.support.tools import tool
+
+FOLDER = Path(__file__).parent
+INSTALL_S = 240
+CHROMIUM_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+class Pages(http.server.SimpleHTTPRequestHandler):
+    """An empty page at /, and the npm packages for import by pages; none of them names its files' endings."""
+
+    def do_GET(self) -> None:
+        """See BaseHTTPRequestHandler."""
+        if self.path.startswith("/node_modules/"):
+            path = Path(self.translate_path(self.path))
+            self._answer((path if path.suffix else path.with_suffix(".js")).read_bytes(), "text/javascript")
+        else:
+            self._answer(b"<!doctype html><title>a page</title>", "text/html")
+
+    def _answer(self, body: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture(scope="session")
+def origin() -> Iterator[str]:
+    """The origin of pages that are not the server's own."""
+    handler = partial(Pages, directory=str(FOLDER))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as pages:
+        thread = threading.Thread(target=pages.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{pages.server_address[1]}"
+        pages.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def server(origin: str) -> Iterator[Server]:
+    """Pings come so often that every pause of the scripts has some."""
+    with Server("--keepalive-interval", "0.1", "--cors-origin", origin, scripts=SCRIPTS) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """Node's path, with the packages of package.json installed beside the scripts that import them."""
+    path, npm = tool("node", "nodejs"), tool("npm", "npm")
+    modules = FOLDER / "node_modules"
+    stamp = modules / ".installed"
+    wanted = hashlib.sha256((FOLDER / "package.json").read_bytes()).hexdigest()
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        argv = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock"]
+        done = subprocess.run(argv, cwd=FOLDER, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+        assert done.returncode == 0, done.stderr
+        stamp.write_text(wanted)
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium with a profile of its own. Not for longer than a module: playwright keeps a loop running."""
+    from playwright.sync_api import sync_playwright  # heavy, and only these tests need it
+
+    executable = tool("chromium", "chromium")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=executable, headless=True, args=list(CHROMIUM_FLAGS))
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Any, origin: str) -> Iterator[Any]:
+    """An open page of `origin`, in a context of its own."""
+    context = browser.new_context()
+    opened = context.new_page()
+    opened.goto(origin)
+    yield opened
+    context.close()

@@ -1,0 +1,70 @@
+// Reads one stream with a client library from npm and prints what it gave, as one line of JSON.
+//
+//     node read.mjs CLIENT URL [BODY]
+//
+// For EventSource the end is the one that the server tells by 204: no more reconnection.
+
+import { EventSource } from "eventsource";
+import { createParser } from "eventsource-parser";
+import OpenAI from "openai";
+
+const [client, url, body] = process.argv.slice(2);
+
+const clients = {
+  eventsource: () =>
+    new Promise((resolve) => {
+      const out = { data: [], ids: [], opens: 0, errors: [] };
+      const source = new EventSource(url);
+      source.onopen = () => out.opens++;
+      source.onmessage = (event) => {
+        out.data.push(event.data);
+        out.ids.push(event.lastEventId);
+      };
+      source.onerror = (error) => {
+        out.errors.push(error.code ?? null);
+        if (source.readyState === EventSource.CLOSED) resolve(out);
+      };
+    }),
+
+  "eventsource-parser": async () => {
+    const out = { data: [], ids: [], comments: [], retries: [], errors: [] };
+    const parser = createParser({
+      onEvent: (event) => {
+        out.data.push(event.data);
+        out.ids.push(event.id);
+      },
+      onComment: (comment) => out.comments.push(comment),
+      onRetry: (retry) => out.retries.push(retry),
+      onError: (error) => out.errors.push(String(error)),
+    });
+    const response = await fetch(url);
+    const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+    for await (const chunk of response.body) {
+      // One byte at a time: wherever the network may cut.
+      for (const byte of chunk) parser.feed(decoder.decode(Uint8Array.of(byte), { stream: true }));
+    }
+    return out;
+  },
+
+  openai: async () => {
+    const sdk = new OpenAI({ baseURL: url, apiKey: "none", maxRetries: 0 });
+    const request = JSON.parse(body);
+    const out = { text: "", reasons: [], error: null };
+    try {
+      const stream = await sdk.chat.completions.create({ ...request, stream: true });
+      for await (const chunk of stream) {
+        out.text += chunk.choices[0]?.delta?.content ?? "";
+        if (chunk.choices[0]?.finish_reason) out.reasons.push(chunk.choices[0].finish_reason);
+        if (chunk.usage) out.usage = chunk.usage;
+      }
+    } catch (error) {
+      out.error = String(error.message);
+      return out;
+    }
+    const whole = await sdk.chat.completions.create({ ...request, stream_options: undefined, stream: false });
+    out.whole = whole.choices[0].message.content;
+    return out;
+  },
+};
+
+console.log(JSON.stringify(await clients[client]()));

@@ -1,0 +1,91 @@
+"""Event-stream clients from npm, in Node, each of which must show a scripted stream exactly (issue 3, 5)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.clients.conftest import FOLDER
+from tests.clients.cutter import Cutter
+from tests.clients.scripts import FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
+from tests.support.serving import DEADLINE_S, Server, chat, joined
+
+TEXTS = {HARD: HARD_TEXT, LONG: LONG_TEXT}
+# EventSource waits three seconds unless `retry:` says less; the server says one.
+DEFAULT_RETRY_S = 3.0
+RETRY_S = 1.0
+
+
+def _read(node: str, client: str, url: str, body: Any = None) -> Any:
+    argv = [node, str(FOLDER / "read.mjs"), client, url, json.dumps(body)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _text(data: list[str]) -> str:
+    assert data[-1] == "[DONE]"
+    return joined([json.loads(each) for each in data[:-1]])
+
+
+def _positions(ids: list[str]) -> list[int]:
+    return [int(each.rpartition(":")[2]) for each in ids]
+
+
+def _path(prompt: str) -> str:
+    return f"/v1/generate?prompt={quote(prompt)}"
+
+
+@pytest.mark.parametrize("prompt", TEXTS)
+def test_eventsource(server: Server, node: str, prompt: str) -> None:
+    """It comes back behind `[DONE]`, as the standard says, and 204 ends that."""
+    got = _read(node, "eventsource", server.url + _path(prompt))
+    assert _text(got["data"]) == TEXTS[prompt]
+    assert got["opens"] == 1
+    assert got["errors"][-1] == 204
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["FIN", "RST"])
+def test_eventsource_behind_cuts(server: Server, node: str, reset: bool) -> None:
+    with Cutter(server.port, [2500, 9000, 613], reset=reset) as cutter:
+        got = _read(node, "eventsource", cutter.url + _path(LONG))
+    assert _text(got["data"]) == LONG_TEXT
+    assert _positions(got["ids"]) == list(range(len(got["data"])))
+    first, *others = cutter.seen
+    assert first.header("last-event-id") is None
+    named = [other.header("last-event-id") for other in others]
+    assert all(each in got["ids"] for each in named)
+    assert named[-1] == got["ids"][-1]  # answered by 204
+    for before, after in zip(cutter.seen, others, strict=False):
+        if before.cut_at is not None:
+            assert RETRY_S * 0.9 <= after.at - before.cut_at < DEFAULT_RETRY_S
+
+
+@pytest.mark.parametrize("prompt", TEXTS)
+def test_eventsource_parser(server: Server, node: str, prompt: str) -> None:
+    got = _read(node, "eventsource-parser", server.url + _path(prompt))
+    assert _text(got["data"]) == TEXTS[prompt]
+    assert _positions(got["ids"]) == list(range(len(got["data"])))
+    assert got["retries"] == [1000]
+    assert got["errors"] == []
+    if prompt == HARD:
+        assert set(got["comments"]) == {"ping"}
+
+
+@pytest.mark.parametrize("prompt", TEXTS)
+def test_openai(server: Server, node: str, prompt: str) -> None:
+    body = chat(prompt, model="synthetic", stream_options={"include_usage": True})
+    got = _read(node, "openai", f"{server.url}/v1", body)
+    assert got["text"] == got["whole"] == TEXTS[prompt]
+    assert len(got["reasons"]) == 1
+    assert got["usage"]["completion_tokens"] > 0
+
+
+def test_openai_sees_an_error_in_the_stream(server: Server, node: str) -> None:
+    got = _read(node, "openai", f"{server.url}/v1", chat(FAULTY, model="synthetic"))
+    assert (got["text"], got["reasons"]) == ("one two three", [])
+    assert FAULT in got["error"]
