@@ -27,10 +27,11 @@ from server.api.generation import Generation, Model
 from server.app import App, Policy, new_request_id
 from server.chat import ChatTemplate
 from server.config import Config
-from server.connection import Connection, Host
+from server.connection import Connection
 from server.echo import EchoProgram
 from server.engines import EngineFailed, EngineLink
 from server.gateway.keys import Keys, KeysError, read_keys
+from server.host import Host
 from server.http import Program
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
 from server.outcome import Outcome

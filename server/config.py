@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.version import VERSION
 from server.app import MetricsAccess
-from server.connection import Deadlines
+from server.host import Deadlines
 from server.table import Limits
 
 KIB, MIB = 1024, 1024 * 1024

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request
 from protocols.http2_guard import PREFACE
 from server.exchange import new_call, refusal_of, streaming_fields, too_large, whole_fields
 from server.flow import Alarm, Farewell, StallWatch
-from server.http import Call, Headers, Program, Response, Streaming
+from server.host import Host
+from server.http import Call, Headers, Response, Streaming
 from server.http1_channel import HttpChannel
 from server.http2_connection import Http2Connection
 from server.readers import ClientReader
@@ -39,34 +38,6 @@ PIPELINE_BYTES_MAX = 64 * 1024
 UNREAD_REPLIES_BYTES_MAX = 64 * 1024
 
 _LINGER_NOT_AT_ALL = struct.pack("ii", 1, 0)  # struct linger: closing sends a reset
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds of silence in each phase of a connection."""
-
-    header_s: float = 10.0  # from a request's first byte to the end of its head
-    body_s: float = 30.0  # between two pieces of a body
-    idle_s: float = 75.0  # before a connection's first byte, and between requests
-    keepalive_s: float = 15.0  # before a quiet stream gets a ping
-    write_stall_s: float = 120.0  # in which not one byte is drained
-
-
-@dataclass(slots=True)
-class Host:
-    """What all connections of a server share."""
-
-    program: Program
-    deadlines: Deadlines
-    loop: asyncio.AbstractEventLoop
-    max_header: int
-    max_body: int
-    max_ws_message: int
-    abort_on_half_close: bool
-    connections_max: int
-    new_request_id: Callable[[], str]
-    connections: set[Connection]
-    draining: bool = False
 
 
 class Connection(asyncio.Protocol):

@@ -13,7 +13,7 @@ from protocols.http1 import Request
 from server.http import Call, Headers, Response, Streaming
 
 if TYPE_CHECKING:
-    from server.connection import Host
+    from server.host import Host
 
 
 def new_call(host: Host, request: Request, client: str, on_whole_answer: Callable[[], None] = lambda: None) -> Call:

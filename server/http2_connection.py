@@ -20,7 +20,8 @@ from server.http2_stream import Http2Stream
 from server.websocket_connection import WebSocketConnection
 
 if TYPE_CHECKING:
-    from server.connection import Connection, Deadlines, Host
+    from server.connection import Connection
+    from server.host import Deadlines, Host
 
 # Control frames and a WebSocket's replies that the client doesn't read; above it, it isn't read either.
 UNREAD_REPLIES_BYTES_MAX = 64 * 1024

@@ -10,7 +10,7 @@ from server.flow import Alarm, Farewell
 from server.http import Call, Headers, Response, Session
 
 if TYPE_CHECKING:
-    from server.connection import Host
+    from server.host import Host
 
 # A peer that got our close frame has so long to answer it (RFC 6455 7.1.1 leaves the time to us).
 CLOSE_HANDSHAKE_S = 5.0

@@ -18,9 +18,10 @@ from server.access_log import AccessLog
 from server.api.generation import Generation, Model
 from server.app import App, Policy
 from server.chat import ChatTemplate
-from server.connection import PIPELINE_BYTES_MAX, Connection, Deadlines, Host
+from server.connection import PIPELINE_BYTES_MAX, Connection
 from server.echo import EchoProgram
 from server.gateway.keys import Keys
+from server.host import Deadlines, Host
 from server.http import Call, Program, Response, Streaming, Upgrade
 from server.metrics import Metrics
 from server.outcome import REFUSED

@@ -9,7 +9,7 @@ import pytest
 
 from server import config
 from server.config import KIB, MIB, Config, is_loopback
-from server.connection import Deadlines
+from server.host import Deadlines
 from server.table import Limits
 
 

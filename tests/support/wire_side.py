@@ -12,8 +12,9 @@ import wsproto.events as ws
 from wsproto.connection import Connection as WsConnection
 from wsproto.connection import ConnectionType
 
-from server.connection import Connection, Deadlines, Host
+from server.connection import Connection
 from server.echo import EchoProgram, EchoSession
+from server.host import Deadlines, Host
 from server.http import Call, Response, Streaming, Upgrade, WebSocketChannel
 from tests.fuzz.transport import FakeTransport
 from tests.fuzz.virtual_loop import VirtualLoop

@@ -1,0 +1,41 @@
+"""What all connections of a server share, whichever protocol they speak."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from server.http import Program
+
+if TYPE_CHECKING:
+    from server.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds of silence in each phase of a connection."""
+
+    header_s: float = 10.0  # from a request's first byte to the end of its head
+    body_s: float = 30.0  # between two pieces of a body
+    idle_s: float = 75.0  # before a connection's first byte, and between requests
+    keepalive_s: float = 15.0  # before a quiet stream gets a ping
+    write_stall_s: float = 120.0  # in which not one byte is drained
+
+
+@dataclass(slots=True)
+class Host:
+    """What all connections of a server share."""
+
+    program: Program
+    deadlines: Deadlines
+    loop: asyncio.AbstractEventLoop
+    max_header: int
+    max_body: int
+    max_ws_message: int
+    abort_on_half_close: bool
+    connections_max: int
+    new_request_id: Callable[[], str]
+    connections: set[Connection]
+    draining: bool = False
