@@ -281,6 +281,8 @@ def _table_updates(block: bytearray) -> int:
 def _trimmed_settings(frame: Frame) -> Frame:
     """The frame without settings that mean nothing to h2, and with an encoder's table that we can afford."""
     payload = frame.payload
+    if frame.flags & ACK and payload and not frame.stream:
+        raise Http2Error(Code.FRAME_SIZE_ERROR, "an acknowledgement of settings with a payload")
     if frame.flags & ACK or frame.stream or len(payload) % 6:
         return frame  # an acknowledgement, or one that h2 refuses
     if len(payload) > 6 * SETTINGS_PER_FRAME_MAX:
