@@ -352,7 +352,7 @@ class TestUsage:
             (("--port", "70000"), 2),
             (("--host", "0.0.0.0"), 2),
             (("--engine", "synthetic", "--synthetic-script", "/does/not/exist"), 2),
-            (("--model", "/does/not/exist"), 2),
+            (("--model", "/does/not/exist"), 1),
             (("--api-keys", "/does/not/exist"), 1),
             (("--credit-window", "1"), 2),
             (("--engine", "synthetic", "--max-running", "5", "--max-batch-tokens", "5"), 2),

@@ -6,6 +6,7 @@ A refusal is a whole answer in OpenAI's shape that names the field, before any b
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -102,11 +103,11 @@ class TestD12MaxTokens:
         with Server("--kv-blocks", "4") as small:
             for stream in (False, True):
                 answer = small.ask("POST", COMPLETIONS, {"prompt": "x" * 10, "stream": stream, **fields})
-                reading = of_chunks(answer.chunks()) if stream else None
-                choice = None if stream else answer.json()["choices"][0]
-                text = reading.text if reading else choice["text"]
-                assert len(text) == 54 * len(" 0000")
-                assert (reading.reason if reading else choice["finish_reason"]) == "length"
+                if stream:
+                    text, reason = (reading := of_chunks(answer.chunks())).text, reading.reason
+                else:
+                    text, reason = itemgetter("text", "finish_reason")(answer.json()["choices"][0])
+                assert (len(text), reason) == (54 * len(" 0000"), "length")
 
     def test_max_completion_tokens_wins(self, server: Server) -> None:
         body = chat("hi", max_tokens=9, max_completion_tokens=2)
@@ -285,9 +286,9 @@ WRONG_IN_COMPLETIONS: dict[str, list[Any]] = {
 class TestEveryField:
     """Each works or is refused by name, alike on both APIs, over GET and over WebSocket."""
 
-    @pytest.mark.parametrize("name", {**WRONG, **WRONG_IN_CHAT})
+    @pytest.mark.parametrize("name", WRONG | WRONG_IN_CHAT)
     def test_chat(self, server: Server, name: str) -> None:
-        for value in {**WRONG, **WRONG_IN_CHAT}[name]:
+        for value in (WRONG | WRONG_IN_CHAT)[name]:
             answer = server.ask("POST", CHAT, chat("hi") | {name: value})
             assert (answer.error(400)["param"] or "").startswith(name), (value, answer.body)
             with WebSocketClient(server) as socket:
@@ -296,9 +297,9 @@ class TestEveryField:
             assert message["id"] == "a"
             assert (message["error"]["param"] or "").startswith(name), (value, message)
 
-    @pytest.mark.parametrize("name", {**WRONG, **WRONG_IN_COMPLETIONS})
+    @pytest.mark.parametrize("name", WRONG | WRONG_IN_COMPLETIONS)
     def test_completions(self, server: Server, name: str) -> None:
-        for value in {**WRONG, **WRONG_IN_COMPLETIONS}[name]:
+        for value in (WRONG | WRONG_IN_COMPLETIONS)[name]:
             answer = server.ask("POST", COMPLETIONS, {"prompt": "hi", name: value})
             assert (answer.error(400)["param"] or "").startswith(name), (value, answer.body)
 
@@ -310,10 +311,10 @@ class TestEveryField:
             assert error["code"] == "unknown_parameter"
 
     def test_null_is_absent(self, server: Server) -> None:
-        nulls = dict.fromkeys({**WRONG, **WRONG_IN_CHAT})
+        nulls: dict[str, Any] = dict.fromkeys(WRONG | WRONG_IN_CHAT)
         answer = server.ask("POST", CHAT, {**nulls, **chat("hi"), "max_tokens": 1})
         assert answer.status == 200
-        nulls = dict.fromkeys({**WRONG, **WRONG_IN_COMPLETIONS})
+        nulls = dict.fromkeys(WRONG | WRONG_IN_COMPLETIONS)
         assert server.ask("POST", COMPLETIONS, {**nulls, "prompt": "hi", "max_tokens": 1}).status == 200
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,7 +186,7 @@ class TestE14AllGoneAtOnce:
     def _begin(self, chosen: random.Random, server: Server, stack: ExitStack, number: int) -> Client:
         content = f"{chosen.choice(['plain', 'fails', 'stops'])} {number}"
         size = chosen.choice([1, 3, 20, 300])
-        fields = {"max_tokens": size, "n": chosen.choice([1, 1, 3]), "stream": chosen.random() < 0.7}
+        fields: dict[str, Any] = {"max_tokens": size, "n": chosen.choice([1, 1, 3]), "stream": chosen.random() < 0.7}
         if chosen.random() < 0.2:
             fields["stop"] = [" 1", "5", "d"]
         kind = chosen.choice(["chat", "chat", "ndjson", "completions", "get", "websocket", "cut", "pipelined"])
