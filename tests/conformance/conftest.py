@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sse-body", help="its JSON body, to which max_tokens is added (default {})")
     group.addoption("--ws-path", help="where a WebSocket is opened (default /v1/ws)")
     group.addoption("--ws-message", help="a text message that the server answers without an error")
+    group.addoption("--timeout-s", type=float, help="seconds that an answer may take (default 30)")
     group.addoption("--ws-echo", action="store_true", help="the WebSocket sends every message back")
 
 
@@ -65,7 +66,18 @@ def settings_of(config: pytest.Config) -> Settings | None:
     url = _option(config, "--base-url")
     if url is None:
         return None
-    names = ("api_key", "model", "path", "body", "sse_path", "sse_body", "ws_path", "ws_message", "ws_echo")
+    names = (
+        "api_key",
+        "model",
+        "path",
+        "body",
+        "sse_path",
+        "sse_body",
+        "ws_path",
+        "ws_message",
+        "ws_echo",
+        "timeout_s",
+    )
     given = {name: _option(config, "--" + name.replace("_", "-")) for name in names}
     return Settings(base_url=url, **{name: value for name, value in given.items() if value is not None})
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from conformance_kit.target import Target
-from conformance_kit.wire import ANSWER_S, CLOSE_S, READ_BYTES, Answer, Connection
+from conformance_kit.wire import CLOSE_S, READ_BYTES, Answer, Connection
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 MASK = b"\x37\xfa\x21\x3d"  # the one of RFC 6455 5.7
@@ -125,8 +125,10 @@ class WebSocket:
         """RST."""
         self._connection.reset()
 
-    def receive_frame(self, seconds: float = ANSWER_S) -> Frame | Closed:
-        """The next frame; Closed(1006) when the connection ends without one. AssertionError after `seconds`."""
+    def receive_frame(self) -> Frame | Closed:
+        """The next frame; Closed(1006) when the connection ends without one. AssertionError after the wait for an
+        answer."""
+        seconds = self._connection.answer_s
         limit = time.monotonic() + seconds
         while (found := self._take_frame()) is None:
             if self._over:
@@ -138,11 +140,11 @@ class WebSocket:
             return _closed(found.payload)
         return found
 
-    def receive(self, seconds: float = ANSWER_S) -> Frame | Closed:
+    def receive(self) -> Frame | Closed:
         """The next whole data message, as one frame, or the end. Pongs are kept, pings answered."""
         parts: list[Frame] = []
         while True:
-            found = self.receive_frame(seconds)
+            found = self.receive_frame()
             if isinstance(found, Closed):
                 return found
             if found.opcode == PONG:
@@ -155,17 +157,17 @@ class WebSocket:
                 if found.fin:
                     return Frame(parts[0].opcode, b"".join(part.payload for part in parts), True, parts[0].rsv)
 
-    def closed(self, seconds: float = ANSWER_S) -> Closed:
+    def closed(self) -> Closed:
         """The close frame, whatever messages come before it."""
         while True:
-            found = self.receive(seconds)
+            found = self.receive()
             if isinstance(found, Closed):
                 return found
 
-    def pong(self, seconds: float = ANSWER_S) -> bytes | Closed:
+    def pong(self) -> bytes | Closed:
         """The next pong's payload, or the end."""
         while not self.pongs:
-            found = self.receive_frame(seconds)
+            found = self.receive_frame()
             if isinstance(found, Closed):
                 return found
             if found.opcode == PONG:

@@ -31,6 +31,7 @@ class Settings:
     ws_path: str | None = None
     ws_message: str = '{"conformance": true}'  # a text message that the server answers and goes on, or closes with 1000
     ws_echo: bool = False  # the server sends every message back
+    timeout_s: float = 30.0  # seconds that an answer may take, a model's work included; only a hang meets it
     ours: bool = False  # started by this suite on the synthetic engine, so nothing may be missing
 
 
@@ -54,7 +55,8 @@ class Target:
 
     def connect(self, *, receive_buffer: int | None = None) -> Connection:
         """A new connection."""
-        return Connection(self.host, self.port, tls=self.tls, receive_buffer=receive_buffer)
+        answer_s = self.settings.timeout_s
+        return Connection(self.host, self.port, answer_s=answer_s, tls=self.tls, receive_buffer=receive_buffer)
 
     # Plain requests
 

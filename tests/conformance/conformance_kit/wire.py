@@ -17,10 +17,8 @@ from typing import Any, Self
 import h11
 
 READ_BYTES = 64 * 1024
-# How long a server may take for an answer, a model's included; only a hang meets it.
-ANSWER_S = 30.0
 # How long a server may take to close, or to show that it goes on, once it has answered.
-CLOSE_S = 3.0
+CLOSE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -55,10 +53,13 @@ class Answer:
 
 
 class Connection:
-    """A client's side of one TCP (or TLS) connection."""
+    """A client's side of one TCP (or TLS) connection. `answer_s`: what a server may take for an answer."""
 
-    def __init__(self, host: str, port: int, *, tls: bool = False, receive_buffer: int | None = None) -> None:
-        self.socket: socket.socket = _connect(host, port, receive_buffer)
+    def __init__(
+        self, host: str, port: int, *, answer_s: float, tls: bool = False, receive_buffer: int | None = None
+    ) -> None:
+        self.answer_s = answer_s
+        self.socket: socket.socket = _connect(host, port, answer_s, receive_buffer)
         if tls:
             self.socket = ssl.create_default_context().wrap_socket(self.socket, server_hostname=host)
         self._h11 = h11.Connection(h11.CLIENT)
@@ -100,12 +101,11 @@ class Connection:
         answer = self._answer = Answer()
         return self.read_until(lambda answer: answer.status, answer)
 
-    def read_until(
-        self, condition: Callable[[Answer], Any], answer: Answer | None = None, seconds: float = ANSWER_S
-    ) -> Answer:
-        """Read until `condition(answer)`, or the answer's end. AssertionError after `seconds`."""
+    def read_until(self, condition: Callable[[Answer], Any], answer: Answer | None = None) -> Answer:
+        """Read until `condition(answer)`, or the answer's end. AssertionError after `answer_s`."""
         answer = answer or self._answer
         assert answer is not None
+        seconds = self.answer_s
         limit = time.monotonic() + seconds
         while answer.end == "open" and not condition(answer):
             left = limit - time.monotonic()
@@ -114,18 +114,18 @@ class Connection:
             self._advance(answer)
         return answer
 
-    def finish(self, seconds: float = ANSWER_S) -> Answer:
+    def finish(self) -> Answer:
         """The rest of the answer that `begin` began."""
-        return self.read_until(lambda _: False, seconds=seconds)
+        return self.read_until(lambda _: False)
 
     def answer(self, method: str = "GET") -> Answer:
         """The next answer, whole."""
         self.begin(method)
         return self.finish()
 
-    def read_some(self, seconds: float = ANSWER_S) -> bytes:
+    def read_some(self) -> bytes:
         """The next bytes as they are; none when the connection ended."""
-        self.socket.settimeout(seconds)
+        self.socket.settimeout(self.answer_s)
         try:
             return self.socket.recv(READ_BYTES)
         except ConnectionResetError:
@@ -191,12 +191,12 @@ class Connection:
         self._h11.receive_data(data)
 
 
-def _connect(host: str, port: int, receive_buffer: int | None) -> socket.socket:
+def _connect(host: str, port: int, answer_s: float, receive_buffer: int | None) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind, protocol)
     if receive_buffer is not None:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # before connect, so that it counts
-    made.settimeout(ANSWER_S)
+    made.settimeout(answer_s)
     made.connect(address)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

@@ -181,7 +181,7 @@ def test_pausing_reader(target: Target) -> None:
 def test_dripping_reader(target: Target) -> None:
     with begun(target, 16) as connection:
         raw = bytearray()
-        connection.socket.settimeout(30)
+        connection.socket.settimeout(connection.answer_s)
         while not raw.endswith(b"0\r\n\r\n") and (data := connection.socket.recv(7)):
             raw += data
     body = b"".join(pieces_of(bytes(raw).partition(b"\r\n\r\n")[2]))
