@@ -67,7 +67,8 @@ def origin() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def server(origin: str) -> Iterator[Server]:
     """Pings come so often that every pause of the scripts has some."""
-    with Server("--keepalive-interval", "0.1", "--cors-origin", origin, scripts=SCRIPTS) as running:
+    flags = ("--keepalive-interval", "0.1", "--cors-origin", origin, "--drain-timeout", "1")
+    with Server(*flags, scripts=SCRIPTS) as running:
         yield running
 
 
