@@ -61,9 +61,10 @@ class TestFinishedStream:
     def test_sse_from_every_position(self, server: Server, content: str) -> None:
         answer = whole(server, content, n=2)
         name, events = answer.header("x-stream-id"), blocks(answer)
-        assert [event.rstrip(b"\n").split(b"\n")[-1] for event in events] == [
-            f"id: {name}:{position}".encode() for position in range(len(events))
-        ]
+        lines = [event.rstrip(b"\n").split(b"\n") for event in events]
+        last_lines = [f"id: {name}:{position}".encode() for position in range(len(events) - 1)]
+        assert [line[-1] for line in lines] == [*last_lines, b"data: [DONE]"]
+        assert lines[-1][0] == f"id: {name}:{len(events) - 1}".encode()
         for after in range(0, len(events) - 1, 5):
             last = ("Last-Event-ID", f"{name}:{after}")
             expected = b"".join(events[after + 1 :])
