@@ -129,13 +129,14 @@ def targets(pytestconfig: pytest.Config) -> Iterator[dict[str, Target]]:
 
 
 @pytest.fixture
-def target(request: pytest.FixtureRequest, targets: dict[str, Target]) -> Target:
-    """The server that this case is about."""
+def target(request: pytest.FixtureRequest, targets: dict[str, Target]) -> Iterator[Target]:
+    """The server that this case is about. What the case leaves open is closed behind it."""
     found = targets[request.param]
     profile = profile_of(request.node)
     if missing := found.missing(profile or ""):
         pytest.skip(NOT_OFFERED + missing)
-    return found
+    yield found
+    found.close_all()
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ class Target:
     name: str = "server"
     _streams: dict[int, Answer] = field(default_factory=dict)
     _missing: dict[str, str] = field(default_factory=dict)
+    _open: list[Connection] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         url = urlsplit(self.settings.base_url)
@@ -54,9 +55,17 @@ class Target:
         self.authority = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def connect(self, *, receive_buffer: int | None = None) -> Connection:
-        """A new connection."""
+        """A new connection; `close_all` closes it at the latest."""
         answer_s = self.settings.timeout_s
-        return Connection(self.host, self.port, answer_s=answer_s, tls=self.tls, receive_buffer=receive_buffer)
+        made = Connection(self.host, self.port, answer_s=answer_s, tls=self.tls, receive_buffer=receive_buffer)
+        self._open.append(made)
+        return made
+
+    def close_all(self) -> None:
+        """At a case's end, whatever it left."""
+        for connection in self._open:
+            connection.close()
+        self._open.clear()
 
     # Plain requests
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance_kit.target import REFUSALS, Target
-from conformance_kit.wire import Answer
+from conformance_kit.wire import CLOSE_S, Answer
 
 # What a head alone may earn. Where no request is known that a server takes (--body), it may answer so before it has
 # seen what is wrong with a body.
@@ -19,6 +19,8 @@ def refused(target: Target, data: bytes, *, statuses: frozenset[int] | set[int],
         assert answer.end != "none", "the connection was closed without an answer"
         allowed = statuses if target.settings.body is not None else statuses | _BY_HEAD
         assert answer.status in allowed, f"expected {sorted(statuses)}, not {answer}"
+        if answer.end == "reset" and not target.settings.ours:
+            return answer  # refused and closed, if not gently: a lingering close has a case of its own
         assert answer.end == "whole", f"the answer is not whole: {answer}"
         end = connection.ends()
         assert end != "more", "the bytes behind it were answered as another request"
@@ -43,3 +45,12 @@ def understood(
             again = connection.answer(target.method)
             assert again.status == target.baseline.status, f"the next request on the connection got {again}"
     return answer
+
+
+def not_small(target: Target, data: bytes) -> None:
+    """`data` announces more than anybody sends, and holds little: it is refused, or waited for, but not answered as if
+    it were whole."""
+    with target.connect() as connection:
+        connection.send(data)
+        first = connection.read_some(CLOSE_S)
+        assert not first.startswith((b"HTTP/1.1 2", b"HTTP/1.1 3", b"HTTP/1.0 2")), f"answered: {first[:100]!r}"

@@ -69,6 +69,10 @@ class Connection:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """FIN, or RST where unread bytes wait. It may be closed already."""
         self.socket.close()
 
     def send(self, data: bytes, *, one_by_one: bool = False) -> None:
@@ -123,12 +127,12 @@ class Connection:
         self.begin(method)
         return self.finish()
 
-    def read_some(self) -> bytes:
-        """The next bytes as they are; none when the connection ended."""
-        self.socket.settimeout(self.answer_s)
+    def read_some(self, seconds: float | None = None) -> bytes:
+        """The next bytes as they are; none when the connection ended, or nothing came in time."""
+        self.socket.settimeout(seconds or self.answer_s)
         try:
             return self.socket.recv(READ_BYTES)
-        except ConnectionResetError:
+        except (ConnectionResetError, TimeoutError):
             return b""
 
     def ends(self, seconds: float = CLOSE_S) -> str:

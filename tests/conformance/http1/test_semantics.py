@@ -140,14 +140,6 @@ def test_expect_in_http_1_0(target: Target) -> None:
         assert (answer.end, answer.interim) == ("whole", []), answer
 
 
-@rule("without a body there is nothing to wait for", RFC + "10.1.1", "should")
-def test_expect_without_a_body(target: Target) -> None:
-    with target.connect() as connection:
-        connection.send(expecting(target, body=b""))
-        answer = connection.answer("POST")
-        assert (answer.end, answer.interim) == ("whole", []), answer
-
-
 @rule("an expectation that isn't known is refused with 417, or ignored", RFC + "10.1.1")
 def test_unknown_expectation(target: Target) -> None:
     with target.connect() as connection:
@@ -165,7 +157,7 @@ def test_early_answer_arrives(target: Target) -> None:
         connection.send(head + b"x" * 256 * 1024)
         connection.end_sending()
         answer = connection.answer("POST")
-        assert answer.end == "whole" and answer.status >= 400, answer
+        assert answer.end == "none" or (answer.end == "whole" and answer.status >= 400), answer
 
 
 @rule("an unknown path is 404, in a whole answer", RFC + "15.5.5", "should")
@@ -173,4 +165,6 @@ def test_404(service: Target) -> None:
     with service.connect() as connection:
         connection.send(service.request(f"METHOD {service.prefix}/no/such/path HTTP/1.1"))
         answer = connection.answer(service.method)
+    if answer.status == service.baseline.status:
+        not_offered("the application answers every path")
     assert (answer.status, answer.end) == (404, "whole"), answer
