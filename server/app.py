@@ -19,6 +19,7 @@ from server.api import errors, operations, streams, websocket
 from server.api.errors import ApiError
 from server.api.generate import generate
 from server.api.generation import Generation
+from server.api.idempotency import Once
 from server.api.openai_chat import chat_completions
 from server.api.openai_completions import completions
 from server.gateway.keys import ANONYMOUS, Keys
@@ -90,15 +91,22 @@ class App:
 
     def _routes(self) -> list[Route]:
         generation, metrics, model = self._generation, self._metrics, self._generation.model
+        once = Once()
 
         async def chat(call: Call, _: str) -> Response | Streaming:
-            return streams.resume_named(generation, metrics, call) or await chat_completions(generation, call)
+            return streams.resume_named(generation, metrics, call) or await once.answer(
+                generation, metrics, call, lambda: chat_completions(generation, call)
+            )
 
         async def complete(call: Call, _: str) -> Response | Streaming:
-            return streams.resume_named(generation, metrics, call) or await completions(generation, call)
+            return streams.resume_named(generation, metrics, call) or await once.answer(
+                generation, metrics, call, lambda: completions(generation, call)
+            )
 
         async def get_generate(call: Call, _: str) -> Response | Streaming:
-            return streams.resume_named(generation, metrics, call) or await generate(generation, call)
+            return streams.resume_named(generation, metrics, call) or await once.answer(
+                generation, metrics, call, lambda: generate(generation, call)
+            )
 
         async def get_stream(call: Call, name: str) -> Response | Streaming:
             return await streams.read_stream(generation, metrics, call, name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass
 
 
@@ -37,6 +37,7 @@ class Call:
     api: str = ""  # the family of a generation request, for metrics and the shape of errors
     stream_id: str = ""  # of the stream that it started or came back to
     refusal_counted: bool = False
+    on_stream: Callable[[Stream], None] = _nothing  # called with the stream that it started
     on_whole_answer: Callable[[], None] = _nothing  # called once a generation is collected to be sent in one piece
 
     def header(self, name: bytes) -> str:

@@ -131,7 +131,7 @@ class Stream:
     """Made by `StreamTable.start`; ended by `finish`, whoever comes first."""
 
     __slots__ = (
-        "choices", "created", "deaths", "first_token_at", "framing", "grammar", "held_for", "id", "key",
+        "choices", "created", "deaths", "first_token_at", "framing", "grammar", "held_for", "id", "idempotency", "key",
         "last_token_at", "log", "on_finish", "outcome", "poller", "readers", "request_id", "table", "touched",
     )  # fmt: skip
 
@@ -146,6 +146,7 @@ class Stream:
         self.log.keep_from = 0
         self.readers: list[Reader] = []
         self.poller: Reader | None = None  # the one reader that all polls share
+        self.idempotency: tuple[str, bytes] | None = None  # the client's name for its request, and a digest of it
         self.framing = ""  # the one it was started in, which a reader that names none gets
         self.outcome: Outcome | None = None
         self.created = table.clock()

@@ -120,6 +120,7 @@ class StreamTable:
         self._log_access = log_access
         self.log_fault = log_fault
         self._streams: dict[str, Stream] = {}
+        self._by_name: dict[tuple[str, str], Stream] = {}  # by key and Idempotency-Key
         self._live: dict[Stream, None] = {}  # have no outcome yet
         self._finished: dict[Stream, None] = {}  # still readable, oldest first
         self._with_slot: set[Stream] = set()
@@ -173,6 +174,15 @@ class StreamTable:
         """The stream, if it is this key's and still held."""
         stream = self._streams.get(stream_id)
         return stream if stream is not None and stream.key == key else None
+
+    def remember(self, stream: Stream, name: str, digest: bytes) -> None:
+        """Let `recall` find the stream by its client's own name for the request, as long as it is held."""
+        stream.idempotency = (name, digest)
+        self._by_name[stream.key, name] = stream
+
+    def recall(self, key: str, name: str) -> Stream | None:
+        """The stream that this client began under this name."""
+        return self._by_name.get((key, name))
 
     def was_dropped(self, stream_id: str, key: str) -> bool:
         """Whether a stream that `find` doesn't know was this key's, and is gone."""
@@ -368,6 +378,8 @@ class StreamTable:
             return
         del self._finished[stream]
         self.log_bytes -= stream.log.size
+        if stream.idempotency is not None:
+            del self._by_name[stream.key, stream.idempotency[0]]
         self._gone[stream.id] = stream.key
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]

@@ -108,6 +108,7 @@ class Generation:
         except Busy as busy:
             raise errors.busy(busy.status, str(busy), busy.retry_after_s) from None
         call.stream_id = stream.id
+        call.on_stream(stream)
         return stream
 
     async def answer(
@@ -120,14 +121,20 @@ class Generation:
                 raise errors.invalid("n", "text/plain shows one choice only; take SSE or NDJSON for more")
             stream = self.start(call, request, grammar, parts, collect=False)
             return streaming(stream, kind)
-        stream = self.start(call, request, grammar, parts, collect=True)
-        call.on_whole_answer()
-        try:
-            await Collector(stream).wait()
-        except asyncio.CancelledError:
+        return await collected(call, self.start(call, request, grammar, parts, collect=True))
+
+
+async def collected(call: Call, stream: Stream) -> Response:
+    """The answer in one piece, once there is one. A client that leaves has nothing to come back to, unless it named an
+    Idempotency-Key: then its stream waits for it like any other."""
+    call.on_whole_answer()
+    try:
+        await Collector(stream).wait()
+    except asyncio.CancelledError:
+        if stream.idempotency is None:
             stream.finish(Outcome(CANCELLED, "the client left"))
-            raise
-        return whole(stream)
+        raise
+    return whole(stream)
 
 
 def new_created() -> int:
