@@ -84,6 +84,8 @@ class Http2Connection:
 
     def drain(self) -> None:
         """The server will stop: no new connection's worth of requests here, and close when nothing is in flight."""
+        if self._http2.closed:
+            return  # the last GOAWAY went out, and maybe our EOF behind it
         if self._draining:
             self._leaving = True
         else:

@@ -10,6 +10,11 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+
+from protocols.http2_guard import PREFACE
+
 QUIET = 0x80
 OPS_MAX = 400
 
@@ -30,6 +35,7 @@ class Kind(enum.IntEnum):
     DIE = 10  # the engine dies, or another one comes
     RESET = 11  # the client is gone
     LONG = 12  # one byte of the client's, many times
+    HTTP2 = 13  # one of HTTP2, the first with the preface before it
 
 
 LITERAL = frozenset({Kind.DATA})
@@ -185,3 +191,37 @@ FRAMES: tuple[tuple[int, bytes] | bytes, ...] = (
     (0x83, b""),
     b"\x81\x05hello",
 )
+
+
+def _http2_client() -> tuple[bytes, ...]:
+    """What an HTTP/2 client writes, piece by piece, behind the connection preface."""
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    opening = client.data_to_send().removeprefix(PREFACE)
+    pieces = [opening]
+    head = [(":method", "GET"), (":scheme", "http"), (":authority", "localhost")]
+
+    def take() -> None:
+        pieces.append(client.data_to_send())
+
+    client.send_headers(1, [*head, (":path", "/v1/generate?prompt=a")], end_stream=True)
+    take()
+    client.send_headers(3, [(":method", "POST"), *head[1:], (":path", "/v1/completions")])
+    take()
+    client.send_data(3, b'{"prompt":"a","max_tokens":3}', end_stream=True)
+    take()
+    client.send_headers(5, [*head, (":path", "/health"), ("accept", "text/plain")], end_stream=True)
+    take()
+    client.increment_flow_control_window(1000)
+    client.increment_flow_control_window(1000, 1)
+    take()
+    client.ping(b"12345678")
+    take()
+    client.reset_stream(1)
+    take()
+    client.close_connection()
+    take()
+    return tuple(pieces)
+
+
+HTTP2 = _http2_client()

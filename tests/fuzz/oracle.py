@@ -14,6 +14,7 @@ from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.extensions import Extension, PerMessageDeflate
 
 from protocols import sse
+from tests.fuzz import oracle_http2
 
 if TYPE_CHECKING:
     from tests.fuzz.scene import Asked, Scene
@@ -40,6 +41,9 @@ class _Answer:
 def check(scene: Scene, *, whole: bool) -> None:
     """`whole`: the client has read everything, so every answer that was owed must be here."""
     rest = bytes(scene.transport.received)
+    if scene.connection.protocol == "http2":
+        oracle_http2.check(rest)
+        return
     # A reset is how an HTTP/1.0 client is told that a body was cut; what was on its way may be lost by it.
     complete = whole and not scene.may_be_cut and scene.transport.end != "reset"
     asked = scene.program.asked

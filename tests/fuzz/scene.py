@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Admitted, End, Gauges, Logprob, Step
+from protocols.http2_guard import PREFACE
 from server.access_log import AccessLog
 from server.api.generation import Generation, Model
 from server.app import App, Policy
@@ -28,7 +29,7 @@ from server.outcome import REFUSED
 from server.stream import Stream
 from server.table import Limits, StreamTable
 from tests.fuzz import oracle
-from tests.fuzz.ops import REQUESTS, STREAM, Kind, Op, decode, frame
+from tests.fuzz.ops import HTTP2, REQUESTS, STREAM, Kind, Op, decode, frame
 from tests.fuzz.transport import FakeTransport
 from tests.fuzz.virtual_loop import VirtualLoop
 from tests.support.engines import EOS, ScriptedEngine, tokenizer
@@ -105,13 +106,15 @@ class Watched:
         self.streams: dict[str, Stream] = {}
 
     def _of(self, call: Call) -> Asked:
-        asked = self.asked[-1]
-        assert asked.call is call, "an answer to a request that is not the current one"
+        (asked,) = (asked for asked in self.asked if asked.call is call)
+        if call.request.http_version != "2":
+            assert asked is self.asked[-1], "an answer to a request that is not the current one"
         return asked
 
     def refuse(self, call: Call) -> Response | None:
         """See Program."""
-        assert not any(asked.answering for asked in self.asked), "a request was begun before the last one was answered"
+        if call.request.http_version != "2":
+            assert not any(asked.answering for asked in self.asked), "a request begun before the last one was answered"
         self.asked.append(Asked(call, len(self.asked)))
         answer = self._program.refuse(call)
         return None if answer is None else self._marked(call, answer)
@@ -221,6 +224,9 @@ class Scene:
                 self._send(bytes([byte]))
         elif op.kind is Kind.FRAME:
             self._send(frame(argument, self._stream_id()))
+        elif op.kind is Kind.HTTP2:
+            number = argument % len(HTTP2)
+            self._send((b"" if number else PREFACE) + HTTP2[number])
         elif op.kind is Kind.LONG:
             self._send(bytes([argument]) * (MAX_HEADER // 2))
         elif op.kind is Kind.EOF:

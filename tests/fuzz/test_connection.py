@@ -42,6 +42,10 @@ FOUND: dict[str, tuple[int, list[Op]]] = {
             _op(Kind.EOF),
         ],
     ),
+    "a drain while an HTTP/2 connection that broke a rule lingers": (
+        READS,
+        [_op(Kind.HTTP2, 0, quiet=True), _op(Kind.CANNED, 1), _op(Kind.DRAIN)],
+    ),
     "an error in the same turn as the head": (
         READS,
         [_op(Kind.CANNED, HTTP10_PLAIN, quiet=True), _op(Kind.END, 2)],
