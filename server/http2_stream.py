@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TURN_BYTES = 16 * 1024
 # Events that a reader renders for one turn; a token's frame is some 200 bytes.
 EVENTS_PER_TURN = 64
+# A deadline is looked at so long behind its time: what comes exactly then has come, whatever the clock rounds.
+ALARM_SLACK_S = 0.001
 
 
 class Ending(enum.Enum):
@@ -279,6 +281,7 @@ class Http2Stream:
         self._watch(quiet_s)
 
     def _watch(self, quiet_s: float) -> None:
-        deadlines = self._connection.deadlines
+        """Look again when a deadline may have come."""
+        keepalive_s, stall_s = self._connection.deadlines.keepalive_s, self._connection.deadlines.write_stall_s
         closed = not self._http2.room(self.id)
-        self._alarm.set(max((deadlines.write_stall_s if closed else deadlines.keepalive_s) - quiet_s, 0.0) + 0.001)
+        self._alarm.set(max(0.0, stall_s - quiet_s if closed else min(keepalive_s - quiet_s, stall_s)) + ALARM_SLACK_S)
