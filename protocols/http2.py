@@ -58,6 +58,7 @@ FRAMES_PER_TURN = 128
 
 _STREAM_ID_MAX = 2**31 - 1
 _GOAWAY_TEXT_BYTES_MAX = 200
+_UNDECODABLE = "the header block can't be decoded"
 # Unguessable or new in every answer: they'd push what repeats out of the compression table (RFC 7541 7.1.3).
 _never_indexed = frozenset((b"x-stream-id", b"x-request-id", b"content-length"))
 _data_header = struct.Struct(">BHBBL")
@@ -156,7 +157,9 @@ class Http2:
             self._fail(fault.code, str(fault), events)
         except (H2Error, HyperframeError, HPACKError) as fault:
             self._h2.clear_outbound_data_buffer()  # h2's own GOAWAY, which gives no reason
-            self._fail(_code_of(fault), str(fault), events)
+            code = _code_of(fault)
+            # hpack's words hold addresses of our memory.
+            self._fail(code, _UNDECODABLE if code == Code.COMPRESSION_ERROR else str(fault), events)
         return events
 
     @property

@@ -178,6 +178,7 @@ def _exchange(pieces: Iterable[bytes]) -> tuple[list[Any], bytes]:
         while http.behind:
             events += http.receive(0.0)
         outgoing += http.take_outgoing()
+    assert b" at 0x" not in outgoing, "an address of ours"
     # Pieces of bodies depend on the cuts.
     return [each for each in events if not isinstance(getattr(each, "event", None), Body)], bytes(outgoing)
 
