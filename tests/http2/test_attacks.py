@@ -1,0 +1,251 @@
+"""What a client may try: each attack ends by its named limit with the code that RFC 9113 names, while the server's
+memory stays what it was and another connection's tokens keep coming. The limits one by one: tests/protocols."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from protocols.http2_guard import END_HEADERS, END_STREAM, PADDED, Code, Kind
+from tests.http2.conftest import Endpoint
+from tests.support.http2 import GET, POST, Closed, Wire, data, frame, reset, settings, window_update
+from tests.support.probes import words
+
+MIB = 1 << 20
+RESIDENT_GROWTH_MAX = 48 * MIB
+# Without an attack the tokens come each 5 ms; a shared machine may be late by itself.
+GAP_MAX_S = 1.5
+CONNECTIONS = 3
+
+Attack = Callable[[Wire], Iterator[bytes]]
+
+
+def rapid_reset(wire: Wire) -> Iterator[bytes]:
+    """CVE-2023-44487."""
+    for n in range(1, 20_000, 2):
+        yield wire.headers(n) + reset(n)
+
+
+def made_to_reset(wire: Wire) -> Iterator[bytes]:
+    """CVE-2025-8671: the server resets, and should have stopped the work too."""
+    for n in range(1, 20_000, 2):
+        yield wire.headers(n, [*GET[:3], (":path", "/v1/generate?prompt=a")]) + window_update(n, 0)
+
+
+def continuation_flood(wire: Wire) -> Iterator[bytes]:
+    """CVE-2024-27316."""
+    yield frame(Kind.HEADERS, END_STREAM, 1, b"\x82")
+    for _ in range(100_000):
+        yield frame(Kind.CONTINUATION, 0, 1, b"\x00\x01a\x01b")
+
+
+def empty_continuations(wire: Wire) -> Iterator[bytes]:
+    yield frame(Kind.HEADERS, END_STREAM, 1)
+    for _ in range(100_000):
+        yield frame(Kind.CONTINUATION, 0, 1)
+
+
+def ping_flood(wire: Wire) -> Iterator[bytes]:
+    """CVE-2019-9512: answers that are never read."""
+    for _ in range(50_000):
+        yield frame(Kind.PING, 0, 0, bytes(8))
+
+
+def settings_flood(wire: Wire) -> Iterator[bytes]:
+    """CVE-2019-9515."""
+    for n in range(50_000):
+        yield settings((3, n))
+
+
+def settings_bomb(wire: Wire) -> Iterator[bytes]:
+    """Thousands of settings that nobody knows."""
+    for n in range(0, 60_000, 30):
+        yield settings(*[(16 + n + k, 1) for k in range(30)])
+
+
+def priority_flood(wire: Wire) -> Iterator[bytes]:
+    for n in range(1, 100_000, 2):
+        yield frame(Kind.PRIORITY, 0, n, bytes(4) + b"\x10")
+
+
+def empty_data(wire: Wire) -> Iterator[bytes]:
+    """CVE-2019-9518."""
+    yield wire.headers(1, POST, end=False)
+    for _ in range(50_000):
+        yield data(1)
+
+
+def padding_only(wire: Wire) -> Iterator[bytes]:
+    yield wire.headers(1, POST, end=False)
+    for _ in range(50_000):
+        yield frame(Kind.DATA, PADDED, 1, b"\x03\0\0\0")
+
+
+def unknown_frames(wire: Wire) -> Iterator[bytes]:
+    for _ in range(50_000):
+        yield frame(0x42, 0, 0, bytes(64))
+
+
+def window_games(wire: Wire) -> Iterator[bytes]:
+    """CVE-2019-9511: windows opened a byte at a time."""
+    yield settings((4, 0)) + wire.headers(1)
+    for _ in range(50_000):
+        yield window_update(1, 1) + window_update(0, 1)
+
+
+def hpack_bomb(wire: Wire) -> Iterator[bytes]:
+    """CVE-2016-6581."""
+    yield frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, wire.block([*GET, ("x", "y" * 3900)]))
+    for n in range(3, 2000, 2):
+        yield frame(Kind.HEADERS, END_HEADERS | END_STREAM, n, b"\xbe" * 16_000)
+
+
+def data_on_closed(wire: Wire) -> Iterator[bytes]:
+    yield wire.headers(1)
+    for _ in range(50_000):
+        yield data(1, b"x")
+
+
+CALM = [
+    rapid_reset,
+    made_to_reset,
+    continuation_flood,
+    empty_continuations,
+    ping_flood,
+    settings_flood,
+    settings_bomb,
+    priority_flood,
+    empty_data,
+    padding_only,
+    unknown_frames,
+    window_games,
+    hpack_bomb,
+    data_on_closed,
+]
+
+
+def run(endpoint: Endpoint, attack: Attack) -> list[int]:
+    """Play it on several connections, one after the other; the codes that the server ended them with."""
+    codes = []
+    for _ in range(CONNECTIONS):
+        with endpoint.wire() as wire:
+            batch = bytearray()
+            for piece in attack(wire):
+                batch += piece
+                if len(batch) > 64 * 1024:
+                    with contextlib.suppress(OSError):
+                        wire.socket.sendall(batch)
+                    batch.clear()
+            wire.send(bytes(batch))
+            with contextlib.suppress(Closed):
+                while True:
+                    wire.read()
+            codes.append(-1 if wire.goaway is None else wire.goaway.code)
+    return codes
+
+
+class Bystander:
+    """A stream on a connection of its own: how long its tokens kept it waiting."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.gap_s = 0.0
+        self.text = b""
+
+    def _watch(self) -> None:
+        with self._endpoint.peer() as peer:
+            stream = peer.ask("/v1/generate?prompt=a&max_tokens=100000", fields=[("accept", "text/plain")])
+            last = 0.0
+            while not self._over.is_set():
+                peer.pump()
+                now = time.monotonic()
+                self.gap_s = max(self.gap_s, now - last if last else 0.0)
+                last = now
+            self.text = bytes(peer.bodies[stream])
+            peer.answer(peer.ask(f"/v1/streams/{peer.fields[stream]['x-stream-id']}", method="DELETE"))
+
+    def __enter__(self) -> Bystander:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("attack", CALM, ids=[attack.__name__ for attack in CALM])
+def test_an_attack(api: Endpoint, attack: Attack) -> None:
+    with Bystander(api) as bystander:
+        run(api, attack)  # what the allocator keeps after the first time is no growth
+        before = api.server.resident_bytes
+        codes = run(api, attack)
+        grown = api.server.resident_bytes - before
+    assert codes == [Code.ENHANCE_YOUR_CALM] * CONNECTIONS
+    assert grown < RESIDENT_GROWTH_MAX
+    assert words(bystander.text.decode()) > 0
+    assert bystander.gap_s < GAP_MAX_S
+
+
+def test_tiny_data_frames_do_not_stop_others(api: Endpoint) -> None:
+    """Every byte of a body in a frame of its own is slow for who sends it only."""
+    path = [*POST[:3], (":path", "/v1/completions")]
+    with Bystander(api) as bystander, api.wire() as wire:
+        wire.send(wire.headers(1, path, end=False))
+        for _ in range(60):
+            wire.send(data(1, b"x") * 1000)
+        wire.send(data(1, end=True))
+        assert wire.answer(1)[0][":status"] == "400"
+    assert bystander.gap_s < GAP_MAX_S
+
+
+def test_bodies_of_many_streams_share_one_limit(api: Endpoint) -> None:
+    """A hundred bodies that never end hold the memory of about two whole ones and their windows."""
+    before = api.server.resident_bytes
+    with api.peer() as peer:
+        streams = [peer.ask("/v1/completions", b"[", end=False) for _ in range(100)]
+        sent = dict.fromkeys(streams, 1)
+        quiet = 0
+        while quiet < 20:
+            progress = False
+            for stream in streams:
+                while stream not in peer.resets and (room := min(peer.h2.local_flow_control_window(stream), 16_384)):
+                    peer.h2.send_data(stream, bytes(room))
+                    peer.flush()
+                    sent[stream] += room
+                    progress = True
+            peer.h2.ping(b"12345678")
+            peer.flush()
+            peer.pump()
+            quiet = 0 if progress else quiet + 1
+        grown = api.server.resident_bytes - before
+        assert sum(sent.values()) < 40 * MIB
+        assert grown < 80 * MIB
+
+
+@pytest.mark.parametrize("unread", ["windows", "socket"])
+def test_answers_that_are_not_read(api: Endpoint, unread: str) -> None:
+    """Windows that are never opened, or wide ones and a socket that is never read: the log waits, not our memory."""
+    before = api.server.resident_bytes
+    wires = []
+    for _ in range(CONNECTIONS):
+        wire = api.wire()
+        wires.append(wire)
+        wire.send(settings((4, 0 if unread == "windows" else (1 << 31) - 1)))
+        if unread == "socket":
+            wire.send(window_update(0, (1 << 31) - 1 - 65_535))
+        fields = [*GET[:3], (":path", "/v1/generate?prompt=a&max_tokens=20000")]
+        wire.send(*[wire.headers(n, fields) for n in range(1, 200, 2)])
+    with Bystander(api) as bystander, api.peer() as peer:
+        for _ in range(100):
+            peer.answer(peer.ask("/health"))
+    grown = api.server.resident_bytes - before
+    for wire in wires:
+        wire.socket.close()
+    assert grown < RESIDENT_GROWTH_MAX
+    assert bystander.gap_s < GAP_MAX_S
