@@ -83,10 +83,10 @@ class Cutter:
 
     def _relay(self, client: socket.socket) -> None:
         with (
+            contextlib.suppress(OSError),
             client,
             socket.create_connection(("127.0.0.1", self.upstream)) as server,
             selectors.DefaultSelector() as selector,
-            contextlib.suppress(OSError),
         ):
             for each in (client, server, self._stop_there):
                 selector.register(each, selectors.EVENT_READ)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.cutter import Cutter
 from tests.clients.scripts import FAULT, FAULTY, FOREVER, HARD, HARD_TEXT, LONG, LONG_TEXT
-from tests.support.serving import Server, chat, joined
+from tests.support.serving import Server, chat, joined, until
 
 TEXTS = {HARD: HARD_TEXT, LONG: LONG_TEXT}
 DEFAULT_RETRY_S, RETRY_S = 3.0, 1.0
@@ -128,7 +128,7 @@ def test_what_is_no_stream_fails_at_once(server: Server, page: Any, path: str) -
 def test_closing_reaches_the_scheduler(server: Server, page: Any) -> None:
     assert page.evaluate(LEAVES, server.url + _path(FOREVER)) == CLOSED
     server.wait_metric('sluice_streams{state="running"}', 0)
-    server.wait_metric('sluice_streams{state="detached"}', 1)
+    until(lambda: server.metrics()['sluice_streams{state="detached"}'] >= 1, "a detached stream")
 
 
 # Origins
