@@ -273,6 +273,8 @@ class Http2Connection:
         self._stop_collecting(stream)
         if self._streams.pop(stream.id, None) is not None:
             stream.lost()
+            if self._phase == "idle":
+                self._phase = ""  # it began and ended in one go; idleness begins anew all the same
             self._set_alarm()
             self._close_if_done()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import ssl
 import subprocess
 import time
@@ -17,6 +16,7 @@ from protocols import sse
 from tests.http2.conftest import Endpoint
 from tests.support.probes import words
 from tests.support.serving import DEADLINE_S, chat, joined
+from tests.support.tools import tool
 
 GENERATE = "/v1/generate?prompt=hi&max_tokens=20"
 
@@ -24,7 +24,7 @@ GENERATE = "/v1/generate?prompt=hi&max_tokens=20"
 def curl(api: Endpoint, *arguments: str) -> str:
     """What curl prints; over HTTP/2 in the way of each port."""
     flags = ["--http2-prior-knowledge"] if api.certificate is None else ["--http2", "--cacert", str(api.certificate)]
-    command = ["curl", "--silent", "--show-error", *flags, *arguments]
+    command = [tool("curl", "curl"), "--silent", "--show-error", *flags, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
 
 
@@ -66,23 +66,22 @@ class TestCurl:
     def test_an_offer_to_upgrade_stays_http1(self, api: Endpoint) -> None:
         """RFC 9113 dropped `Upgrade: h2c`; the offer may be ignored."""
         if api.certificate is None:
-            command = ["curl", "--silent", "--http2", "-i", api.url + "/health"]
+            command = [tool("curl", "curl"), "--silent", "--http2", "-i", api.url + "/health"]
             done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S)
             assert done.stdout.startswith("HTTP/1.1 200")
 
     def test_http1_on_the_same_port(self, api: Endpoint) -> None:
         flags = ["--cacert", str(api.certificate)] if api.certificate else []
-        command = ["curl", "--silent", "--http1.1", "-i", "-N", *flags, api.url + GENERATE]
+        command = [tool("curl", "curl"), "--silent", "--http1.1", "-i", "-N", *flags, api.url + GENERATE]
         done = subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S)
         head, _, body = done.stdout.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
         assert words(text_of(body)) == 20
 
 
-@pytest.mark.skipif(shutil.which("nghttp") is None, reason="nghttp is not installed")
 def test_nghttp(api: Endpoint) -> None:
     """Twenty streams at once on one connection."""
-    command = ["nghttp", "--no-verify-peer", "-m", "20", api.url + GENERATE]
+    command = [tool("nghttp", "nghttp2-client"), "--no-verify-peer", "-m", "20", api.url + GENERATE]
     done = subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S)
     events = sse.Parser().feed(done.stdout)
     assert sum(event.data == "[DONE]" for event in events) == 20

@@ -25,9 +25,11 @@ ANSWER_S = 60.0
 
 def _key_digest(certificate: Path) -> str:
     """What --ignore-certificate-errors-spki-list wants: the digest of the certificate's public key."""
-    tool("openssl", "openssl")
     pem = subprocess.run(
-        ["openssl", "x509", "-in", str(certificate), "-noout", "-pubkey"], check=True, capture_output=True, text=True
+        [tool("openssl", "openssl"), "x509", "-in", str(certificate), "-noout", "-pubkey"],
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     der = ssl.PEM_cert_to_DER_cert(pem.replace("PUBLIC KEY", "CERTIFICATE"))
     return base64.b64encode(hashlib.sha256(der).digest()).decode()

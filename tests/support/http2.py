@@ -27,6 +27,7 @@ from hpack import Decoder, Encoder
 
 from protocols.http2_guard import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind
 from tests.support.serving import DEADLINE_S, READ_BYTES
+from tests.support.tools import tool
 
 Fields = list[tuple[str, str]]
 GET: Fields = [(":method", "GET"), (":scheme", "http"), (":authority", "localhost"), (":path", "/")]
@@ -38,7 +39,7 @@ def make_certificate(folder: Path, name: str = "localhost") -> tuple[Path, Path]
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
+    command = [tool("openssl", "openssl"), "req", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S)
     return certificate, key
 
