@@ -22,7 +22,7 @@ class Settings:
     """What the command line says about the server."""
 
     base_url: str
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)  # in no traceback
     model: str | None = None
     path: str = "/"  # of the requests that the http1 profile sends
     body: str | None = None  # their body; with one they are POSTs
@@ -41,9 +41,9 @@ class Target:
 
     settings: Settings
     name: str = "server"
-    _streams: dict[int, Answer] = field(default_factory=dict)
-    _missing: dict[str, str] = field(default_factory=dict)
-    _open: list[Connection] = field(default_factory=list)
+    _streams: dict[int, Answer] = field(default_factory=dict, repr=False)
+    _missing: dict[str, str] = field(default_factory=dict, repr=False)
+    _open: list[Connection] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         url = urlsplit(self.settings.base_url)

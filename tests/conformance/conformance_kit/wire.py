@@ -1,6 +1,6 @@
 """One connection to the server under test: bytes out as they are, answers in with h11 as the strict reader.
 
-Every wait has a deadline and fails with what was seen. Imports the standard library and h11 only.
+Every wait has a deadline and fails with what was seen. Imports the standard library, h11 and the rules only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import h11
+from conformance_kit.rules import not_offered
 
 READ_BYTES = 64 * 1024
 # How long a server may take to close, or to show that it goes on, once it has answered.
@@ -83,7 +84,9 @@ class Connection:
                 self.socket.sendall(piece)
 
     def end_sending(self) -> None:
-        """FIN, while this side still reads."""
+        """FIN, while this side still reads. Not offered over TLS, whose end is one for both directions in practice."""
+        if isinstance(self.socket, ssl.SSLSocket):
+            not_offered("TLS has no half-close that servers tell from an end")
         self.socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
@@ -201,6 +204,10 @@ def _connect(host: str, port: int, answer_s: float, receive_buffer: int | None) 
     if receive_buffer is not None:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # before connect, so that it counts
     made.settimeout(answer_s)
-    made.connect(address)
+    try:
+        made.connect(address)
+    except OSError:
+        made.close()
+        raise
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance_kit.rules import row, rule
+from conformance_kit.rules import not_offered, row, rule
 from conformance_kit.target import Target
 from conformance_kit.verdicts import not_small, refused, understood
 
@@ -74,32 +74,38 @@ CODINGS = [
 
 SIZE = "a malformed chunk size is no size: the framing is lost, so 400 and a close"
 DATA = "a chunk's data ends with CRLF exactly where its size says"
+
+
+def broken(name: str, body: bytes, text: str, source: str, level: Any = "must") -> Any:
+    return row(name, body, text=text, source=source, level=level)
+
+
 CHUNKS = [
-    bad("plus", "", b"+5\r\nhello\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
-    bad("minus zero", "", b"-0\r\n\r\n", SIZE, RFC + "7.1, A08"),
-    bad("0x", "", b"0x5\r\nhello\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
-    bad("underscore", "", b"0_5\r\nhello\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
-    bad("vertical tab", "", b"5\x0b\r\nhello\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
-    bad("empty", "", b"\r\nhello\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
-    bad("letter", "", b"g\r\nhello\r\n0\r\n\r\n", SIZE, RFC + "7.1"),
-    bad("leading space", "", b" 5\r\nhello\r\n0\r\n\r\n", SIZE, RFC + "7.1", "should"),
-    bad("trailing space", "", b"5 \r\nhello\r\n0\r\n\r\n", SIZE, RFC + "7.1", "should"),
-    bad("18 digits", "", b"100000000000000005\r\nhello\r\n0\r\n\r\n", AT_ONCE, RFC + "7.1, A08", "should", BAD_OR_LARGE),
-    bad("40 digits", "", b"f" * 40 + b"\r\nhello\r\n0\r\n\r\n", AT_ONCE, RFC + "7.1, A08", "should", BAD_OR_LARGE),
-    bad("bare LF behind the size", "", b"5\nhello\r\n0\r\n\r\n", "chunk lines end with CRLF", RFC + "7.1", "should"),
-    bad("bare CR behind the size", "", b"5\rhello\r\n0\r\n\r\n", "a bare CR makes the element invalid", RFC + "2.2"),
-    bad("data too long", "", b"5\r\nhello!\r\n0\r\n\r\n", DATA, RFC + "7.1"),
-    bad("data too short", "", b"5\r\nhell\r\n0\r\n\r\n", DATA, RFC + "7.1"),
-    bad("data without an end", "", b"5\r\nhello0\r\n\r\n", DATA, RFC + "7.1"),
-    bad("data ended by LF", "", b"5\r\nhello\n0\r\n\r\n", DATA, RFC + "7.1", "should"),
-    bad("extension without a name", "", b"5;\r\nhello\r\n0\r\n\r\n", "an extension has a name", RFC + "7.1.1", "should"),
-    bad("extension with a control character", "", b"5;a\x01\r\nhello\r\n0\r\n\r\n", "extensions are tokens and quoted strings", RFC + "7.1.1", "should"),
-    bad("extension with an open quote", "", b'5;a="\r\nhello\r\n0\r\n\r\n', "extensions are tokens and quoted strings", RFC + "7.1.1", "should"),
-    bad("extension with a bare LF", "", b"5;a\nhello\r\n0\r\n\r\n", "a bare LF hides in an extension: smuggling", RFC + "7.1.1", "should"),
-    bad("extension of 64 kB", "", b"5;" + b"a" * 65536 + b"\r\nhello\r\n0\r\n\r\n", "the length of extensions is limited", RFC + "7.1.1", "should", BAD_OR_LARGE),
-    bad("malformed trailer", "", b"0\r\nX A: 1\r\n\r\n", "trailer fields follow the grammar of fields", RFC + "7.1.2", "should"),
-    bad("trailer with a bare LF", "", b"0\r\nX: 1\n\r\n", "trailer lines end with CRLF", RFC + "7.1.2", "should"),
-    bad("folded trailer", "", b"0\r\nX: 1\r\n 2\r\n\r\n", "obs-fold is refused", RFC + "5.2", "should"),
+    broken("plus", b"+SIZE\r\nDATA\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
+    broken("minus zero", b"SIZE\r\nDATA\r\n-0\r\n\r\n", SIZE, RFC + "7.1, A08"),
+    broken("0x", b"0xSIZE\r\nDATA\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
+    broken("underscore", b"0_SIZE\r\nDATA\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
+    broken("vertical tab", b"SIZE\x0b\r\nDATA\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
+    broken("empty", b"\r\nDATA\r\n0\r\n\r\n", SIZE, RFC + "7.1, A08"),
+    broken("letter", b"g\r\nDATA\r\n0\r\n\r\n", SIZE, RFC + "7.1"),
+    broken("leading space", b" SIZE\r\nDATA\r\n0\r\n\r\n", SIZE, RFC + "7.1", "should"),
+    broken("trailing space", b"SIZE \r\nDATA\r\n0\r\n\r\n", SIZE, RFC + "7.1", "should"),
+    broken("18 digits", b"100000000000000005\r\nDATA\r\n0\r\n\r\n", AT_ONCE, RFC + "7.1, A08", "should"),
+    broken("40 digits", b"f" * 40 + b"\r\nDATA\r\n0\r\n\r\n", AT_ONCE, RFC + "7.1, A08", "should"),
+    broken("bare LF behind the size", b"SIZE\nDATA\r\n0\r\n\r\n", "chunk lines end with CRLF", RFC + "7.1", "should"),
+    broken("bare CR behind the size", b"SIZE\rDATA\r\n0\r\n\r\n", "a bare CR makes the element invalid", RFC + "2.2"),
+    broken("data too long", b"SIZE\r\nDATA!\r\n0\r\n\r\n", DATA, RFC + "7.1"),
+    broken("data too short", b"SIZE\r\nCUT\r\n0\r\n\r\n", DATA, RFC + "7.1"),
+    broken("data without an end", b"SIZE\r\nDATA0\r\n\r\n", DATA, RFC + "7.1"),
+    broken("data ended by LF", b"SIZE\r\nDATA\n0\r\n\r\n", DATA, RFC + "7.1", "should"),
+    broken("extension without a name", b"SIZE;\r\nDATA\r\n0\r\n\r\n", "an extension has a name", RFC + "7.1.1", "should"),
+    broken("extension with a control character", b"SIZE;a\x01\r\nDATA\r\n0\r\n\r\n", "extensions are tokens and quoted strings", RFC + "7.1.1", "should"),
+    broken("extension with an open quote", b'SIZE;a="\r\nDATA\r\n0\r\n\r\n', "extensions are tokens and quoted strings", RFC + "7.1.1", "should"),
+    broken("extension with a bare LF", b"SIZE;a\nDATA\r\n0\r\n\r\n", "a bare LF hides in an extension: smuggling", RFC + "7.1.1", "should"),
+    broken("extension of 64 kB", b"SIZE;" + b"a" * 65536 + b"\r\nDATA\r\n0\r\n\r\n", "the length of extensions is limited", RFC + "7.1.1", "should"),
+    broken("malformed trailer", b"SIZE\r\nDATA\r\n0\r\nX A: 1\r\n\r\n", "trailer fields follow the grammar of fields", RFC + "7.1.2", "should"),
+    broken("trailer with a bare LF", b"SIZE\r\nDATA\r\n0\r\nX: 1\n\r\n", "trailer lines end with CRLF", RFC + "7.1.2", "should"),
+    broken("folded trailer", b"SIZE\r\nDATA\r\n0\r\nX: 1\r\n 2\r\n\r\n", "obs-fold is refused", RFC + "5.2", "should"),
 ]  # fmt: skip
 
 
@@ -110,11 +116,15 @@ def test_refused(target: Target, field: str, body: bytes, statuses: frozenset[in
 
 
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["whole", "bytes"])
-@pytest.mark.parametrize(("field", "body", "statuses"), CHUNKS)
-def test_chunks_refused(target: Target, field: str, body: bytes, statuses: frozenset[int], one_by_one: bool) -> None:
-    one_by_one = one_by_one and len(body) < 10_000
-    data = post(target, "Transfer-Encoding: chunked", body=body)
-    refused(target, data, statuses=statuses, one_by_one=one_by_one)
+@pytest.mark.parametrize("template", CHUNKS)
+def test_chunks_refused(target: Target, template: bytes, one_by_one: bool) -> None:
+    """The data is that of a good request, so who overlooks the fault answers well. A server whose application has begun
+    may know of no better answer than 500."""
+    data = target.body or b"hello"
+    body = template.replace(b"SIZE", b"%x" % len(data)).replace(b"DATA", data).replace(b"CUT", data[:-1])
+    statuses = BAD_OR_LARGE if target.settings.ours else BAD_OR_LARGE | {500}
+    request = post(target, "Transfer-Encoding: chunked", body=body)
+    refused(target, request, statuses=statuses, one_by_one=one_by_one and len(body) < 10_000)
 
 
 @rule("after a request with both framings the connection closes, whatever it was answered", RFC + "6.1, A09")
@@ -248,6 +258,8 @@ def test_empty_body(target: Target, field: str) -> None:
     with target.connect() as connection:
         connection.send(post(target, field, body=body))
         answer = connection.answer("POST")
+        if answer.end == "none" and not target.settings.ours:
+            not_offered("the application closes where it gets no body")
         assert answer.end == "whole", answer
         if connection.persistent:
             connection.send(target.request())

@@ -87,11 +87,21 @@ CLOSES = [
 
 @pytest.mark.parametrize("field", CLOSES)
 def test_close(target: Target, field: str) -> None:
-    """What stands behind it is not run."""
     with target.connect() as connection:
-        connection.send(target.request(None, field) + target.request())
+        connection.send(target.request(None, field))
         answer = connection.answer(target.method)
         assert (answer.status, answer.end) == (target.baseline.status, "whole"), answer
+        assert connection.ends() == "closed"
+
+
+@rule("what a client sends behind its close is dropped, and does no harm to the answer", RFC + "9.6", "should")
+@pytest.mark.parametrize("together", [True, False], ids=["in one packet", "behind the answer"])
+def test_bytes_behind_a_close(target: Target, together: bool) -> None:
+    with target.connect() as connection:
+        connection.send(target.request(None, "Connection: close") + target.request() * together)
+        answer = connection.answer(target.method)
+        assert (answer.status, answer.end) == (target.baseline.status, "whole"), answer
+        connection.send(target.request() * (not together))
         assert connection.ends() == "closed"
 
 
@@ -163,7 +173,7 @@ def test_half_close_behind_pipelined_requests(target: Target) -> None:
         assert connection.ends() == "closed"
 
 
-@rule("an idle connection that the client closes is closed by the server too", RFC + "9.6")
+@rule("an idle connection that the client closes is closed by the server too", RFC + "9.6", "should")
 def test_close_of_an_idle_connection(target: Target) -> None:
     with target.connect() as connection:
         connection.send(target.request())

@@ -103,7 +103,7 @@ def test_not_http(target: Target, data: bytes) -> None:
         first = connection.read_some()
         if first.startswith(HTTP2_FRAME):
             return
-        assert first == b"" or first[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 501", b"HTTP/1.1 505"), first[:200]
+        assert first == b"" or first[9:12] in (b"400", b"501", b"505"), first[:200]
         assert first == b"" or connection.ends() == "closed"
 
 

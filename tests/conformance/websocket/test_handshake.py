@@ -246,6 +246,7 @@ def check_response(chosen: str | None, offer: str) -> None:
         wanted = {name: value.strip('"') for name, _, value in (part.partition("=") for part in asked)}
         assert "server_no_context_takeover" not in wanted or "server_no_context_takeover" in found, chosen
         if "server_max_window_bits" in wanted:
+            assert "server_max_window_bits" in found, f"{chosen}: the asked window isn't confirmed"
             assert int(found["server_max_window_bits"]) <= int(wanted["server_max_window_bits"]), chosen
         if wanted.get("client_max_window_bits") and "client_max_window_bits" in found:
             assert int(found["client_max_window_bits"]) <= int(wanted["client_max_window_bits"]), chosen

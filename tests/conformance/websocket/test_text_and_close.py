@@ -1,5 +1,7 @@
 """UTF-8 in text messages (RFC 6455 section 8.1) and the closing handshake (section 7)."""
 
+# ruff: noqa: E501 (a row of a table is one line)
+
 from __future__ import annotations
 
 import pytest
@@ -94,6 +96,20 @@ def test_valid_text(echo: Target, data: bytes, size: int) -> None:
         assert socket.receive() == Frame(TEXT, data)
 
 
+FAULTS = [
+    row("protocol error", frame(3, b"x"), 1002, text="a close frame tells the fault", source=RFC + "7.1.7", level="should"),
+    row("unmasked", frame(TEXT, b"x", masked=False), 1002, text="a close frame tells the fault", source=RFC + "7.1.7", level="should"),
+    row("invalid text", text(b"\xff"), 1007, text="a close frame tells the fault", source=RFC + "7.1.7", level="should"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "code"), FAULTS)
+def test_fault_is_told(target: Target, data: bytes, code: int) -> None:
+    with WebSocket(target) as socket:
+        socket.send(data)
+        assert socket.closed().code == code
+
+
 CODES_GOOD = (1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999)
 
 
@@ -186,7 +202,7 @@ def test_nothing_behind_a_close(target: Target, behind: bytes) -> None:
         assert socket.ended() and socket.pongs == []
 
 
-@rule("a close within a fragmented message ends the connection, and the message is dropped", RFC + "5.4")
+@rule("a close within a fragmented message ends the connection, and the message is dropped", RFC + "5.4", "should")
 def test_close_within_a_message(target: Target) -> None:
     with WebSocket(target) as socket:
         socket.send(frame(TEXT, b"never", fin=False), frame(CLOSE, close_payload(1000)), frame(CONTINUATION, b"ended"))
