@@ -146,6 +146,8 @@ REQUESTS: tuple[bytes, ...] = (
     b"\r\n\r\n",
     b"\x16\x03\x01",
     b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ",
+    _post(_CHAT, _SAID + b',"stream":true}', b"Idempotency-Key: k"),
+    _post(_CHAT, _SAID + b"}", b"Idempotency-Key: k"),
 )
 
 
