@@ -54,6 +54,6 @@ def echo(request: pytest.FixtureRequest, certificate: tuple[Path, Path]) -> Iter
 @pytest.fixture(scope="session", params=["cleartext", "tls"])
 def api(request: pytest.FixtureRequest, certificate: tuple[Path, Path]) -> Iterator[Endpoint]:
     """The API on the synthetic engine, a token each 5 ms. What tests leave detached doesn't hold up its end."""
-    flags = ("--synthetic-step-ms", "5", "--metrics-access", "open", "--drain-timeout", "0.5")
+    flags = ("--synthetic-step-ms", "5", "--metrics-access", "open", "--drain-timeout", "0.5", "--resume-ttl", "4")
     with Server(*flags, *_flags(certificate, request.param)) as server:
         yield Endpoint(server, certificate[0] if request.param == "tls" else None)

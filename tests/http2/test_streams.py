@@ -54,7 +54,7 @@ def test_a_hundred_streams_of_which_one_is_not_read(api: Endpoint) -> None:
 
 def test_the_connection_s_window_holds_all_back_and_lets_all_go(api: Endpoint) -> None:
     with api.peer(window=1 << 20, connection_window=65_535) as peer:
-        streams = [peer.ask(f"/v1/generate?prompt=p{n}&max_tokens=1500") for n in range(8)]
+        streams = [peer.ask(f"/v1/generate?prompt=p{n}&max_tokens=400") for n in range(8)]
         peer.stalled.update(streams)
         peer.wait(lambda: sum(len(body) for body in peer.bodies.values()) == 65_535)
         wait_metric(api, PARKED, 8)
