@@ -136,7 +136,7 @@ def run_suite(python: Path, url: str, *, short: bool, agent: str = "sluice") -> 
             "exclude-agent-cases": {},
         }
         (folder / "spec.json").write_text(json.dumps(specification))
-        command = [python, "-m", "autobahntestsuite.wstest", "-m", "fuzzingclient", "-s", "spec.json"]
+        command = [str(python), "-m", "autobahntestsuite.wstest", "-m", "fuzzingclient", "-s", "spec.json"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
         report = folder / "report" / "index.json"
         if not report.exists():

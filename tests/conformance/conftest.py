@@ -6,7 +6,7 @@ runs it against any server. Without --base-url it starts the server of this repo
 every case must pass and nothing may be missing; `http1` and `websocket` are then run against its echo too. The folder
 needs the standard library, pytest and h11 only (with `openai` installed, the SDK cases run too), and may be copied.
 
-Each folder is a profile; each case carries its rule (see conformance_kit/rules.py).
+Each folder is a profile; each case carries its rule (see kit/conformance_kit/rules.py).
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # the kit is found wherever the folder lies
+sys.path.insert(0, str(HERE / "kit"))  # found wherever the folder lies; the profiles' names stay out of the path
 
 from conformance_kit.report import ABSENT, FAILED, PASSED, Result, Score, shortened  # noqa: E402
 from conformance_kit.rules import NOT_OFFERED, PROFILES  # noqa: E402
 from conformance_kit.target import Settings, Target  # noqa: E402
 
 score_key = pytest.StashKey[Score]()
-servers_key = pytest.StashKey[Any]()
 # With both of our own servers, what is said of bytes is said of the one that answers every path, too.
 ECHO_PROFILES = frozenset({"http1", "websocket"})
 # What a case asks for that one of the two can't give: an echo has no routes and no policy.

@@ -17,7 +17,7 @@ MESSAGES: list[Any] = [{"role": "user", "content": PROMPT}]
 def client(target: Target) -> Iterator[Any]:
     try:
         from openai import OpenAI
-    except ImportError:  # also where this folder, which has the same name, is all that is found
+    except ImportError:
         not_offered("the package openai is not installed here")
     url = target.settings.base_url.rstrip("/").removesuffix("/v1") + "/v1"
     with OpenAI(base_url=url, api_key=target.settings.api_key or "none", max_retries=0, timeout=30) as made:

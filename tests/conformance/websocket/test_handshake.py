@@ -186,6 +186,16 @@ def test_subprotocols(target: Target, offers: tuple[str, ...]) -> None:
         assert chosen is None or (chosen in offered and "secret" not in chosen), socket.handshake
 
 
+@rule("a wrong key is refused as plain HTTP before the 101, in JSON, with 401", RFC + "4.2.2, C07")
+@pytest.mark.parametrize("field", ["Authorization: Bearer wrong", "Authorization:"], ids=["wrong", "none"])
+def test_api_key(service: Target, field: str) -> None:
+    if not service.settings.api_key:
+        not_offered("no key was given (--api-key)")
+    with service.connect() as connection:
+        answer = handshake(connection, upgrade(service, field))
+        assert (answer.status, answer.end) == (401, "whole") and answer.json()["error"], answer
+
+
 @rule("a page of another origin is refused with 403 before the 101, unless it is allowed", RFC + "10.2, C14", "should")
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1"])
 def test_foreign_origin(service: Target, origin: str) -> None:

@@ -32,5 +32,5 @@ def goes_on(target: Target, socket: WebSocket, *, message: bytes = b"") -> None:
     if not target.settings.ws_echo and message:
         return  # an application may go on to speak, or close
     socket.send(frame(PING, CALL))
-    while (found := socket.pong()) != CALL:  # earlier pings may be answered still
-        assert isinstance(found, bytes), f"expected a pong, not {found}"
+    while (pong := socket.pong()) != CALL:  # earlier pings may be answered still
+        assert isinstance(pong, bytes), f"expected a pong, not {pong}"
