@@ -58,7 +58,7 @@ def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_
 class Server:
     """A server process, usable with `with`. `scripts`: what the synthetic engine plays (see engine/synthetic.py).
 
-    `faults_expected`: its log may hold tracebacks."""
+    `faults_expected`: its log may hold tracebacks. `program`: what is run in place of the server itself."""
 
     def __init__(
         self,
@@ -66,8 +66,10 @@ class Server:
         scripts: list[dict[str, Any]] | None = None,
         engine: str | None = "synthetic",
         faults_expected: bool = False,
+        program: tuple[str, ...] = ("server",),
     ) -> None:
         self.flags = flags
+        self._program = program
         self._engine = engine
         self._scripts = scripts
         self._faults_expected = faults_expected
@@ -95,7 +97,7 @@ class Server:
 
     def start(self) -> None:
         """Start and wait for the ready line."""
-        argv = [sys.executable, "-m", "server", "--port", "0"]
+        argv = [sys.executable, "-m", *self._program, "--port", "0"]
         if self._engine:
             argv += ["--engine", self._engine]
         if self._scripts is not None:
