@@ -163,7 +163,7 @@ class WebSocketClient:
         event = self._waiting.pop(0)
         if isinstance(event, ws.Ping):
             self.pings += 1
-            if self._pong:
+            if self._pong and self._frames.state is ConnectionState.OPEN:  # a close may have come behind the ping
                 self.send(event.response())
         elif isinstance(event, ws.CloseConnection):
             if self._frames.state is ConnectionState.REMOTE_CLOSING:
