@@ -11,10 +11,9 @@ that going on is a cache hit and the recomputation of what was evicted.
 
 from __future__ import annotations
 
-from collections import deque
-
 from engine.block_pool import BlockPool, chain
 from engine.sequence import PARKED, RUNNING, WAITING, Sequence, Slice
+from engine.waiting import Waiting
 from engine.wire import Gauges
 
 # When several prompts are being computed, each gets at least this many tokens of a step: smaller chunks would
@@ -31,7 +30,7 @@ class Scheduler:
         self.pool = pool
         self.step_tokens_max = step_tokens_max
         self.running_max = running_max
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Waiting()
         self.running: dict[Sequence, None] = {}  # in the order of admission
         self.parked: dict[Sequence, None] = {}
         self._idle: dict[Sequence, None] = {}  # have blocks and don't run, in the order in which they parked
@@ -45,7 +44,7 @@ class Scheduler:
             sequence.state = PARKED
             self.parked[sequence] = None
         else:
-            self.waiting.append(sequence)
+            self.waiting.join(sequence)
 
     def credit(self, sequence: Sequence, total: int) -> None:
         """Set the total of generated tokens that `sequence` may reach, and park it or let it go on."""
@@ -54,7 +53,7 @@ class Scheduler:
             if sequence.state == PARKED:
                 del self.parked[sequence]
                 sequence.state = WAITING
-                self.waiting.appendleft(sequence)
+                self.waiting.join(sequence)
             return
         if sequence.state != PARKED:
             self._leave(sequence)
@@ -114,12 +113,12 @@ class Scheduler:
         )
 
     def _admit(self) -> None:
-        """Move sequences into the batch, in order, while there is a place and all their present tokens fit."""
+        """Move sequences into the batch, in their turn, while there is a place and all their present tokens fit."""
         while self.waiting and len(self.running) < self.running_max:
-            sequence = self.waiting[0]
+            sequence = self.waiting.first
             if not self._hold_blocks(sequence):
                 return
-            self.waiting.popleft()
+            self.waiting.admit(sequence)
             self._idle.pop(sequence, None)
             sequence.state = RUNNING
             self.running[sequence] = None
@@ -196,7 +195,7 @@ class Scheduler:
         self._leave(sequence)
         self._give_back(sequence)
         sequence.state = WAITING
-        self.waiting.appendleft(sequence)
+        self.waiting.join_first(sequence)
         self.preemptions += 1
 
     def _leave(self, sequence: Sequence) -> None:
@@ -205,7 +204,7 @@ class Scheduler:
         elif sequence.state == PARKED:
             del self.parked[sequence]
         else:
-            self.waiting.remove(sequence)
+            self.waiting.leave(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
         """Release all blocks, the last first: a prefix's tail is evicted before its head."""

@@ -133,6 +133,57 @@ def test_sequences_are_admitted_in_their_order() -> None:
     assert [part.sequence for part in rig.step()] == [small]
 
 
+# Turns: readers that take tokens as fast as they come never park; ones that don't return to the queue again and again
+
+
+def step_with_slow_readers(rig: Rig, slow: list[Sequence], steps: int, window: int = 2) -> None:
+    """Every sequence that has used its credit up gets a window before the next step."""
+    for _ in range(steps):
+        rig.step()
+        for sequence in slow:
+            if sequence.state == PARKED:
+                rig.scheduler.credit(sequence, sequence.generated + window)
+
+
+def test_slow_readers_share_the_batch_evenly() -> None:
+    rig = Rig(blocks=64, running_max=1)
+    slow = [rig.submit([i], credit=2, max_tokens=1000) for i in range(4)]
+    step_with_slow_readers(rig, slow, 20)  # the first of them go round once or twice before the last one's first turn
+    before = [sequence.generated for sequence in slow]
+    step_with_slow_readers(rig, slow, 80)
+    assert [sequence.generated - was for sequence, was in zip(slow, before, strict=True)] == [20] * 4
+
+
+def test_slow_readers_keep_no_new_request_out() -> None:
+    rig = Rig(blocks=64, running_max=1)
+    slow = [rig.submit([i], credit=2, max_tokens=1000) for i in range(5)]
+    step_with_slow_readers(rig, slow, 20)
+    new = [rig.submit([100 + i], max_tokens=1) for i in range(3)]
+    step_with_slow_readers(rig, slow, 10)  # one of theirs, two steps long, between every two new ones
+    assert not any(sequence.id in rig.live for sequence in new)
+
+
+def test_new_requests_keep_no_returning_reader_waiting_for_more_than_one_of_them() -> None:
+    rig = Rig(blocks=64, running_max=1)
+    slow = rig.submit([1], credit=1, max_tokens=4)
+    rig.step()
+    new = [rig.submit([100 + i], max_tokens=1) for i in range(10)]
+    rig.scheduler.credit(slow, 4)
+    for _ in range(5):
+        rig.step()
+    assert slow.id not in rig.live
+    assert sum(sequence.id in rig.live for sequence in new) == 8
+
+
+def test_who_leaves_the_queue_for_a_while_keeps_the_place() -> None:
+    rig = Rig(blocks=64, running_max=1)
+    first, second, third = (rig.submit([i], max_tokens=2) for i in range(3))
+    for _ in range(3):
+        rig.scheduler.credit(second, 0)
+        rig.scheduler.credit(second, 2)
+    assert [rig.step()[0].sequence for _ in range(6)] == [first, first, second, second, third, third]
+
+
 # The prefix cache (E11)
 
 
