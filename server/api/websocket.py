@@ -109,6 +109,7 @@ class ApiSession:
 
     def lost(self) -> None:
         """The client is gone: its generations are detached."""
+        self._draining = False  # there is nothing left to close
         for task in self._starting.values():
             task.cancel()
         for shown in list(self._shown.values()):
@@ -148,9 +149,14 @@ class ApiSession:
             raise errors.busy(429, f"{GENERATIONS_MAX} generations run on this socket, the limit", 1)
 
     def _begin(self, id_: str, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._starting[id_] = task
-        task.add_done_callback(lambda _: self._starting.pop(id_, None))
+        self._starting[id_] = asyncio.get_running_loop().create_task(work)
+
+    def _has_begun(self, id_: str) -> None:
+        """The work that `_begin` began is done, for better or worse. Not left to the task's own callback: a cancel that
+        comes before that would be told that nothing had begun."""
+        if self._starting.get(id_) is asyncio.current_task():
+            del self._starting[id_]
+        self._close_if_drained(SERVICE_RESTART)
 
     async def _start(self, id_: str, fields: dict[str, Any]) -> None:
         try:
@@ -166,6 +172,8 @@ class ApiSession:
         except ApiError as error:
             self._metrics.refused("websocket")
             self._error(id_, error)
+        finally:
+            self._has_begun(id_)
 
     async def _start_bare(self, prompt: str) -> None:
         try:
@@ -176,14 +184,17 @@ class ApiSession:
             self._metrics.refused("websocket")
             code = TRY_AGAIN_LATER if error.status in (429, 503) else 1008
             self._socket.close(code, error.message)
+        finally:
+            self._has_begun("")
 
     def _submit(self, request: GenerationFields, grammar: Grammar, parts: list[Part]) -> Stream:
         return self._generation.start(self._call, request, grammar, parts, collect=False)
 
     def _cancel(self, id_: str) -> None:
-        if task := self._starting.get(id_):
+        if task := self._starting.pop(id_, None):
             task.cancel()
             self._error(id_, ApiError(409, "cancelled before it began", code=outcomes.CANCELLED))
+            self._close_if_drained(SERVICE_RESTART)
         elif shown := self._shown.get(id_):
             shown.stream.finish(Outcome(outcomes.CANCELLED, "cancelled by its client"))
         else:

@@ -1,0 +1,139 @@
+"""A WebSocket's session (server/api/websocket) between its socket and the stream table, turn by turn of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from protocols.http1 import Http1, Request
+from protocols.websocket import Text
+from server.api.generation import Generation, Model
+from server.api.websocket import ApiSession
+from server.chat import ChatTemplate
+from server.http import Call
+from server.metrics import Metrics
+from tests.support.engines import hello
+from tests.support.tables import Rig
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}:"
+
+
+class Socket:
+    """Takes every message, and the close."""
+
+    def __init__(self) -> None:
+        self.writable = True
+        self.messages: list[Any] = []
+        self.closed: list[int] = []
+
+    def frame(self, payload: bytes) -> bytes:
+        return payload + b"\n"
+
+    def frame_binary(self, payload: bytes) -> bytes:
+        raise AssertionError("the API writes text only")
+
+    def write(self, frames: bytes) -> None:
+        self.messages += [json.loads(line) for line in frames.splitlines()]
+
+    def close(self, code: int, reason: str = "") -> None:
+        self.closed.append(code)
+
+
+class Side:
+    """One session."""
+
+    def __init__(self) -> None:
+        self.rig = Rig()
+        self.socket = Socket()
+        model = Model("model", hello(), self.rig.tokenizer, ChatTemplate(TEMPLATE), 0)
+        head = b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        request = Http1(max_header=4096).receive(head)[0]
+        assert isinstance(request, Request)
+        handshake = Call(request, "/v1/ws", "", "127.0.0.1", "req", 0.0)
+        self.session = ApiSession(Generation(self.rig.table, model), Metrics(), handshake, self.socket)
+
+    def say(self, **message: Any) -> None:
+        self.session.receive(Text(json.dumps(message)))
+
+    def generate(self, id_: str = "a", **fields: Any) -> None:
+        self.say(type="generate", id=id_, **({"messages": [{"role": "user", "content": "hi"}]} | fields))
+
+    @property
+    def types(self) -> list[str]:
+        return [message["type"] for message in self.socket.messages]
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def turns() -> None:
+    """Let whatever is ready run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@in_loop
+async def test_a_cancel_right_behind_the_start_ends_what_was_started_once() -> None:
+    """In the turn in which the generation began: its client was told that nothing had, while it went on."""
+    side = Side()
+    side.generate()
+    asyncio.get_running_loop().call_soon(lambda: side.say(type="cancel", id="a"))
+    await turns()
+    (stream,) = side.rig.access
+    assert stream.outcome is not None and stream.outcome.kind == "cancelled"
+    assert side.types == ["started", "error"]
+    assert side.socket.messages[-1]["error"]["code"] == "cancelled"
+
+
+@in_loop
+async def test_a_cancel_before_the_start_leaves_the_id_free_at_once() -> None:
+    side = Side()
+    side.generate()
+    side.say(type="cancel", id="a")
+    side.generate()
+    await turns()
+    assert side.types == ["error", "started"]
+    assert len(list(side.rig.table.live)) == 1
+    side.say(type="cancel", id="a")
+    assert side.types == ["error", "started", "error"]
+
+
+@in_loop
+async def test_while_draining_a_start_that_fails_closes_the_socket() -> None:
+    side = Side()
+    side.generate(max_tokens=0)
+    side.session.drain()
+    assert side.socket.closed == []
+    await turns()
+    assert side.types == ["error"]
+    assert side.socket.closed == [1012]
+
+
+@in_loop
+async def test_while_draining_a_start_that_is_cancelled_closes_the_socket() -> None:
+    side = Side()
+    side.generate()
+    side.session.drain()
+    side.say(type="cancel", id="a")
+    assert side.socket.closed == [1012]
+    await turns()
+    assert side.types == ["error"]
+
+
+@in_loop
+async def test_a_client_that_leaves_while_a_start_is_planned_has_nothing_begun() -> None:
+    side = Side()
+    side.generate()
+    side.session.drain()
+    side.session.lost()
+    await turns()
+    assert (side.types, side.socket.closed) == ([], [])
+    assert not list(side.rig.table.live)
