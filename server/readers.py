@@ -122,13 +122,15 @@ class Collector:
 
 
 class Poller:
-    """The reader of a client that polls: it stays for `lease_s` after each poll, and earns credit when it is asked."""
+    """The reader of a client that polls: it is there while a poll waits and for `lease_s` after each, and earns credit
+    when it is asked."""
 
     def __init__(self, stream: Stream, lease_s: float, call_later: Callable[..., Callable[[], None]]) -> None:
         self._stream = stream
         self._lease_s = lease_s
         self._call_later = call_later
         self._end_lease: Callable[[], None] | None = None
+        self._polls = 0  # that are being answered
         self._changed: asyncio.Event = asyncio.Event()
 
     def pump(self) -> None:
@@ -141,8 +143,16 @@ class Poller:
 
     async def events_after(self, position: int, wait_s: float) -> None:
         """Wait until there is an event behind `position`, or the stream ended, or the time is over."""
+        self._attend()
+        self._polls += 1
+        try:
+            await self._wait_behind(position, wait_s)
+        finally:
+            self._polls -= 1
+            self.renew_lease()
+
+    async def _wait_behind(self, position: int, wait_s: float) -> None:
         stream = self._stream
-        self.renew_lease()
         if position + 1 >= stream.log.end and stream.outcome is None:
             stream.renew()
             self._changed.clear()
@@ -156,15 +166,20 @@ class Poller:
                 pass
         if stream.outcome is None:
             stream.renew()
-        self.renew_lease()
 
     def renew_lease(self) -> None:
-        """Stay for another lease."""
+        """Stay for another lease; while a poll waits, for as long as it does."""
+        self._attend()
+        if not self._polls:
+            self._end_lease = self._call_later(self._lease_s, self._leave)
+
+    def _attend(self) -> None:
+        """Be a reader, with no end in sight."""
         if self._end_lease is not None:
             self._end_lease()
-        elif self._stream.outcome is None:
+            self._end_lease = None
+        if self._stream.outcome is None and self not in self._stream.readers:
             self._stream.attach(self)
-        self._end_lease = self._call_later(self._lease_s, self._leave)
 
     def _leave(self) -> None:
         self._end_lease = None

@@ -158,6 +158,24 @@ async def test_each_poll_leases_the_stream_and_without_one_it_is_detached() -> N
 
 
 @in_loop
+async def test_a_poll_that_waits_longer_than_the_lease_holds_the_stream() -> None:
+    """Whatever --resume-ttl is: who waits for an answer has not left."""
+    poll = Poll()
+    clock = poll.rig.clock
+    poll.rig.admit(poll.stream)
+    waiting = [poll.start(after=0) for _ in range(2)]
+    await turns()
+    clock.advance(100)
+    assert poll.stream.readers == [poll.poller]
+    poll.rig.play(poll.stream, "a")
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    clock.advance(29)
+    assert poll.stream.state == "running"
+    clock.advance(2)
+    assert poll.stream.state == "detached"
+
+
+@in_loop
 async def test_a_poll_earns_a_window_and_between_polls_nothing_is_earned() -> None:
     poll = Poll(credit_window=4)
     await poll.poller.events_after(-1, 0)
