@@ -121,6 +121,7 @@ class _Stream:
     unacknowledged: int = 0  # bytes of DATA for which no window was given back
     request_ended: bool = False
     answering: bool = False  # the answer's head went out, and its end didn't
+    answered: bool = False  # its end went out, before the request's end came
 
 
 class Http2:
@@ -224,7 +225,11 @@ class Http2:
             known.body_left -= data_length(frame)
             if known.body_left >= 0 and (known.body_left == 0 or not frame.flags & END_STREAM):
                 return False
-            self._refuse_stream(frame.stream, Code.PROTOCOL_ERROR, events)
+            if known.answered:  # who has its answer may well give up sending
+                self.reset(frame.stream, Code.NO_ERROR)
+                events.append(StreamReset(frame.stream, Code.NO_ERROR))
+            else:
+                self._refuse_stream(frame.stream, Code.PROTOCOL_ERROR, events)
         if frame.length:  # it counts in the connection's window all the same
             self._outgoing += self._h2.data_to_send()
             self._outgoing += WindowUpdateFrame(0, window_increment=frame.length).serialize()
@@ -258,7 +263,7 @@ class Http2:
         elif isinstance(event, h2_events.DataReceived):
             if (state := self._streams.get(event.stream_id)) is not None:
                 state.unacknowledged += event.flow_controlled_length
-                if event.data:
+                if event.data and not state.answered:
                     events.append(OnStream(event.stream_id, Body(event.data)))
         elif isinstance(event, h2_events.TrailersReceived):
             self._check_trailers(event, events)
@@ -266,6 +271,8 @@ class Http2:
             if (state := self._streams.get(event.stream_id)) is not None and not state.request_ended:
                 state.request_ended = True
                 events.append(OnStream(event.stream_id, BodyEnd()))
+                if state.answered:
+                    self._forget(event.stream_id)
         elif isinstance(event, h2_events.StreamReset):
             if not event.remote_reset:
                 self._guard.reset(self._now)
@@ -297,7 +304,7 @@ class Http2:
 
     def _check_trailers(self, event: h2_events.TrailersReceived, events: list[Event]) -> None:
         state = self._streams.get(event.stream_id)
-        if state is None:
+        if state is None or state.answered:
             return
         try:
             if state.body_left:
@@ -367,10 +374,15 @@ class Http2:
         return b"".join((_data_header.pack(0, size, Kind.DATA, 0, stream), data))
 
     def end(self, stream: int) -> None:
-        """The answer is whole. A request that hasn't come to its end is reset without blame (RFC 9113 8.1)."""
+        """The answer is whole. When the request hasn't come to its end the stream is still `open`: BodyEnd or
+        StreamReset may come, and nothing else; or `reset` it without blame (NO_ERROR, RFC 9113 8.1)."""
         state = self._streams[stream]
         self._h2.end_stream(stream)
         self._finish(stream, state)
+
+    def open(self, stream: int) -> bool:
+        """Whether either side may still send on it."""
+        return stream in self._streams
 
     def reset(self, stream: int, code: int) -> None:
         """End a stream now, with what it lacks. Nothing to do when it is over."""
@@ -388,7 +400,7 @@ class Http2:
         if state.request_ended:
             self._forget(stream)
         else:
-            self.reset(stream, Code.NO_ERROR)
+            state.answering, state.answered = False, True
 
     def _forget(self, stream: int) -> None:
         """The stream is over: what its body took of the connection's window is given back."""

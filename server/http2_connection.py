@@ -108,8 +108,8 @@ class Http2Connection:
 
     @property
     def busy(self) -> bool:
-        """Whether a stream is in flight."""
-        return bool(self._streams)
+        """Whether an answer is in flight."""
+        return any(not stream.answered for stream in self._streams.values())
 
     def _regulate(self) -> None:
         """A client is read as long as it reads the replies, and as its frames are handled."""
@@ -147,7 +147,13 @@ class Http2Connection:
             self._refused.append(stream)
             return
         known = self._streams.get(number)
-        if known is None or known.refusal is not None:
+        if known is None:
+            return
+        if known.answered:
+            if isinstance(event, BodyEnd):
+                self.forget(known)
+            return
+        if known.refusal is not None:
             return
         if known.websocket is not None:
             self._pass_to_websocket(known, known.websocket, event)
@@ -297,8 +303,12 @@ class Http2Connection:
         else:
             self._close(Code.NO_ERROR, "no request came for a while")
 
+    def stream_answered(self) -> None:
+        """A stream's answer is whole, though its request isn't."""
+        self._close_if_done()
+
     def _close_if_done(self) -> None:
-        if self._leaving and not self._streams:
+        if self._leaving and not self.busy:
             self._close(Code.NO_ERROR, "")
 
     def _close(self, code: Code, message: str) -> None:

@@ -27,6 +27,9 @@ TURN_BYTES = 16 * 1024
 EVENTS_PER_TURN = 64
 # A deadline is looked at so long behind its time: what comes exactly then has come, whatever the clock rounds.
 ALARM_SLACK_S = 0.001
+# Behind an answer that came before its request's end: curl 7.88 takes a reset for a failure of the answer, and most
+# clients are about to end the stream themselves. What they send meanwhile is dropped, a window's worth at most.
+LINGER_S = 2.0
 
 
 class Ending(enum.Enum):
@@ -42,7 +45,7 @@ class Http2Stream:
 
     __slots__ = (
         "_alarm", "_connection", "_ending", "_http2", "_left", "_over", "_progress_at", "_reader", "_rest", "_sending",
-        "_transport", "body", "call", "id", "refusal", "task", "websocket",
+        "_transport", "answered", "body", "call", "id", "refusal", "task", "websocket",
     )  # fmt: skip
 
     def __init__(self, connection: Http2Connection, http2: Http2, stream: int, call: Call | None) -> None:
@@ -52,6 +55,7 @@ class Http2Stream:
         self.refusal: tuple[Response, Headers] | None = None  # earned by its head, or by its body's size
         self.task: asyncio.Task[None] | None = None
         self.websocket: WebSocketConnection | None = None
+        self.answered = False  # all of the answer was sent; the request's end is still to come
         self._connection = connection
         self._http2 = http2
         self._transport = connection.transport
@@ -120,7 +124,7 @@ class Http2Stream:
         if self.call is not None:
             self._connection.program.sent(self.call, status)
         if end:
-            self._connection.forget(self)
+            self._settle()
             return
         self._sending = True
         self._progress_at = self._connection.loop.time()
@@ -142,7 +146,7 @@ class Http2Stream:
 
     def write(self, data: bytes) -> None:
         """Send data; what the windows don't take waits."""
-        if self._over or not data:
+        if self._over or self.answered or not data:
             return
         if self._rest:  # frames of a WebSocket, which answers what its client sent; a reader would have waited
             self._rest = bytes(self._rest) + data
@@ -202,14 +206,25 @@ class Http2Stream:
             self._end()
 
     def _end(self) -> None:
-        if self._over:
+        if self._over or self.answered:
             return
         if self._ending is Ending.WHOLE:
             self._http2.end(self.id)
         else:
             self._http2.reset(self.id, Code.INTERNAL_ERROR)
         self._connection.flush()
-        self._connection.forget(self)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Our side of the stream is done. A client that is still sending gets the time to end its own."""
+        if not self._http2.open(self.id):
+            self._connection.forget(self)
+            return
+        self.answered = True
+        self._alarm.set(LINGER_S)
+        if self.websocket is not None:
+            self.websocket.lost()
+        self._connection.stream_answered()
 
     # The part of a transport that a WebSocket needs
 
@@ -220,7 +235,7 @@ class Http2Stream:
     def abort(self) -> None:
         """End it now."""
         if not self._over:
-            self._http2.reset(self.id, Code.CANCEL)
+            self._http2.reset(self.id, Code.NO_ERROR if self.answered else Code.CANCEL)
             self._connection.flush()
             self._connection.forget(self)
 
@@ -258,7 +273,9 @@ class Http2Stream:
             self.websocket.lost()
 
     def _on_alarm(self) -> None:
-        if self._sending:
+        if self.answered:
+            self.abort()
+        elif self._sending:
             self._look_for_progress()
         elif self._connection.holds_back(self):
             self.await_body()

@@ -214,15 +214,43 @@ class TestAnswers:
         assert [event.data for event in pair.take(h2.events.DataReceived) if event.data] == [b"hello"]
         assert len(pair.take(h2.events.StreamEnded)) == 1
 
-    def test_an_early_answer_ends_the_request_without_blame(self) -> None:
+    def test_an_early_answer_lets_the_request_come_to_its_end(self) -> None:
+        """Its bytes are dropped, and their windows are given back to the connection only."""
+        pair = Pair()
+        stream = pair.ask([*FIELDS, ("content-length", "16010")], end=False)
+        pair.exchange()
+        pair.server.head(stream, 413, [], end=True)
+        assert pair.server.open(stream) and pair.server.room(stream) == 0
+        pair.client.send_data(stream, bytes(16_000))
+        pair.client.send_data(stream, bytes(10), end_stream=True)
+        assert pair.exchange() == [OnStream(stream, BodyEnd())]
+        assert not pair.server.open(stream)
+        assert pair.take(h2.events.StreamReset) == []
+
+    def test_a_body_that_its_client_gives_up_behind_the_answer(self) -> None:
+        pair = Pair()
+        stream = pair.ask([*FIELDS, ("content-length", "99999")], end=False)
+        pair.exchange()
+        pair.server.head(stream, 413, [], end=True)
+        pair.client.send_data(stream, bytes(10), end_stream=True)
+        assert pair.exchange() == [StreamReset(stream, Code.NO_ERROR)]
+        assert not pair.server.closed
+
+    @pytest.mark.parametrize("by_client", [False, True])
+    def test_or_be_reset_without_blame(self, by_client: bool) -> None:
         """RFC 9113 8.1."""
         pair = Pair()
         stream = pair.ask(end=False)
         pair.exchange()
         pair.server.head(stream, 413, [], end=True)
-        pair.exchange()
-        (reset,) = pair.take(h2.events.StreamReset)
-        assert reset.error_code == ErrorCodes.NO_ERROR
+        if by_client:
+            pair.client.reset_stream(stream)
+            assert pair.exchange() == [StreamReset(stream, Code.NO_ERROR)]
+        else:
+            pair.server.reset(stream, Code.NO_ERROR)
+            pair.exchange()
+            assert [event.error_code for event in pair.take(h2.events.StreamReset)] == [ErrorCodes.NO_ERROR]
+        assert not pair.server.open(stream)
 
     @pytest.mark.parametrize("value", [b"a\r\nb", b"a\0", b" a"])
     def test_a_value_that_can_not_be_sent(self, value: bytes) -> None:
