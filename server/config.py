@@ -153,11 +153,18 @@ def _engine_argv(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(argv)
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Names defaults where there is one to name."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False, []) else super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m server",
         description="Serve a language model: tokens over SSE, chunked HTTP and WebSocket, the moment they exist.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"sluice {VERSION}")
