@@ -235,8 +235,15 @@ class App:
                 raise ApiError(415, f"the body must be application/json, not {kind[:100]!r}", code="unsupported_media")
         if route.path == "/metrics":
             self._check_metrics_access(call)
-        if route.generates and self.draining and not call.header(b"last-event-id"):
+        if route.generates and self.draining and not self._comes_back(call):
             raise errors.busy(503, "the server is going to stop", 5)
+
+    def _comes_back(self, call: Call) -> bool:
+        """Whether a request that may start a generation is for one that was begun: such are served to the end."""
+        if call.header(b"last-event-id"):
+            return True
+        name = call.header(b"idempotency-key")
+        return bool(name) and self._generation.table.recall(call.key, name) is not None
 
     def _authenticate(self, call: Call) -> None:
         if not self._keys.required:
