@@ -11,9 +11,9 @@ import pytest
 
 from server.connection import HIGH_WATER_BYTES
 from tests.support.http2 import Peer
-from tests.support.probes import PARKED, QUEUED, USED, tokens, wait_idle, words
+from tests.support.probes import DETACHED, PARKED, QUEUED, USED, tokens, wait_idle, words
 from tests.support.readings import EVENT_STREAM, NDJSON, PLAIN
-from tests.support.serving import DEADLINE_S, Client, Server, WebSocketClient, chat, until
+from tests.support.serving import DEADLINE_S, Client, Server, WebSocketClient, chat, joined, until
 
 pytestmark = pytest.mark.synthetic
 
@@ -128,6 +128,31 @@ class TestStoppedReader:
             stopped.begin("POST")
             assert words(stopped.finish().text()) == 300
             wait_idle(server)
+
+
+class TestHalfClose:
+    """A FIN behind the request, while the server's buffers are full: no ping can show who is there."""
+
+    @pytest.mark.parametrize("accept", [EVENT_STREAM, NDJSON])
+    def test_a_client_that_reads_gets_the_whole(self, server: Server, accept: tuple[str, str]) -> None:
+        with server.connect(receive_buffer=SMALL) as client:
+            client.request("POST", CHAT, chat("half", stream=True, max_tokens=1000), [accept])
+            client.begin("POST")
+            server.wait_metric(PARKED, 1)
+            client.end_sending()
+            answer = client.finish()
+        assert answer.end == "whole"
+        chunks = answer.chunks() if accept is EVENT_STREAM else answer.lines()[:-1]
+        assert words(joined(chunks)) == 1000
+
+    def test_a_client_that_does_not_is_gone(self, server: Server) -> None:
+        with server.connect(receive_buffer=SMALL) as client:
+            client.request("POST", CHAT, chat("half", stream=True, max_tokens=1000))
+            client.begin("POST")
+            server.wait_metric(PARKED, 1)
+            detached = server.metrics()[DETACHED]
+            client.end_sending()
+            until(lambda: server.metrics()[DETACHED] == detached + 1, "detached", 2.0)
 
 
 class TestReturn:
