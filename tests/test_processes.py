@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from tests.support.probes import (
     USED,
     alive,
     crowd,
+    kill_engine,
     outcomes,
     processes_with,
     tokens,
@@ -40,13 +39,6 @@ DEATHS: list[dict[str, Any]] = [
     {"match": "hang", "tokens": ["a", "b", {"hang_ms": 600_000}, "c"]},
     {"match": "raise", "tokens": ["a", "b", {"raise": "a fault of the model"}, "c"]},
 ]
-
-
-def kill_engine(server: Server) -> int:
-    """SIGKILL the engine; its process id."""
-    (pid,) = server.engine_pids
-    os.kill(pid, signal.SIGKILL)
-    return pid
 
 
 def begin(client: Client, method: str, target: str, body: Any = None, headers: Any = ()) -> None:
