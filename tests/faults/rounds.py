@@ -180,7 +180,9 @@ def _check_alive(stage: Stage) -> None:
     server, setting = stage.server, stage.plan.setting
     until(lambda: server.ask("GET", "/ready").status == 200, "the engine is ready")
     _ask_once(stage)
-    if setting.key_streams is None or setting.queue_timeout_s < 10 or setting.request_timeout_s is not None:
+    if setting.key_streams is None or setting.streams_max <= setting.key_streams:
+        return
+    if setting.queue_timeout_s < 10 or setting.request_timeout_s is not None:
         return  # slots that deadlines free can't be counted
     ask = Ask("chat", WAITS, max_tokens=10)
     method, target, body = request(ask, stream=True)
