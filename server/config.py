@@ -58,9 +58,7 @@ def parse(argv: list[str] | None = None) -> Config:
     parser = _parser()
     options = parser.parse_args(argv)
     if not options.api_keys and not options.insecure and not options.uds and not is_loopback(options.host):
-        parser.error(
-            f"--host {options.host} is open to other machines: give --api-keys FILE, or --insecure to allow it"
-        )
+        parser.error(f"--host {options.host} is no loopback address: give --api-keys FILE, or --insecure to allow it")
     if options.conformance_echo and not options.uds and not is_loopback(options.host):
         parser.error("--conformance-echo is for loopback addresses only")
     if len(options.engine_url) > 1:
@@ -163,6 +161,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m server",
+        usage="python -m server [options]   (--help lists them)",
         description="Serve a language model: tokens over SSE, chunked HTTP and WebSocket, the moment they exist.",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,

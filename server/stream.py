@@ -131,15 +131,17 @@ class Stream:
     """Made by `StreamTable.start`; ended by `finish`, whoever comes first."""
 
     __slots__ = (
-        "choices", "created", "deaths", "first_token_at", "framing", "grammar", "held_for", "id", "idempotency", "key",
-        "last_token_at", "log", "on_finish", "outcome", "poller", "readers", "request_id", "table", "touched",
+        "choices", "client", "created", "deaths", "first_token_at", "framing", "grammar", "held_for", "id",
+        "idempotency", "key", "last_token_at", "log", "on_finish", "outcome", "poller", "readers", "request_id",
+        "table", "touched",
     )  # fmt: skip
 
-    def __init__(self, table: StreamTable, key: str, request_id: str, grammar: Grammar) -> None:
+    def __init__(self, table: StreamTable, key: str, request_id: str, grammar: Grammar, *, client: str = "") -> None:
         self.table = table
         self.id = grammar.stream_id
         self.key = key
         self.request_id = request_id
+        self.client = client  # its first reader's address, for the log
         self.grammar = grammar
         self.choices: list[Choice] = []
         self.log = Log(table.limits.log_bytes_per_stream)
