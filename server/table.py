@@ -216,7 +216,7 @@ class StreamTable:
         self._choices[choice.sequence_id] = choice
         if not choice.admitted:
             self._queued += 1
-        generated = choice.generated
+        generated = choice.generated.tolist()
         self.engine.submit(
             Submit(choice.sequence_id, choice.prompt, choice.sampling, choice.credit, generated, choice.stream.key)
         )
