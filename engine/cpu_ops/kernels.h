@@ -19,7 +19,7 @@ constexpr int64_t PART_TOKENS = 256;
 // in a prefill as many queries as keep scores and sums in the first two cache levels.
 constexpr int64_t PAIRS_MAX = 32;
 
-// Bounds the stack that a task takes, about 110 KiB with it.
+// Bounds the stack that a task takes: about 170 KiB with it.
 constexpr int64_t HEAD_DIM_MAX = 256;
 
 // One layer of a step; see engine/cpu_ops/__init__.py for the shapes.

@@ -308,3 +308,13 @@ def test_an_installation_brings_the_library_where_it_can(tmp_path: Path, compile
     assert done.returncode == 0, done.stderr
     built = [each.name for each in (copy / "engine" / "cpu_ops").glob("*.so")]
     assert built == ([] if compiler else [cpu_ops.file_name()])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where torch's OpenMP runtime is found by name")
+def test_threads_are_those_of_torch() -> None:
+    address = cpu_ops._gomp_parallel()
+    assert address is not None
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [([int(end, 16) for end in span.split("-")], path) for span, *_, path in mapped]
+    (owner,) = [path for (first, end), path in spans if first <= address < end]
+    assert Path(owner).is_relative_to(Path(torch.__file__).parent)
