@@ -1,11 +1,15 @@
 """Sluice as a package: `pip install .`, `pip install -e .` and a bare checkout all run."""
 
 import re
+import runpy
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 ROOT = Path(__file__).parent
+CPU_OPS = runpy.run_path(str(ROOT / "engine" / "cpu_ops" / "build.py"))
 VERSION = re.search(r'VERSION = "(.+)"', (ROOT / "engine" / "version.py").read_text())[1]
 
 # Torch's range admits the CPU builds of 2.13 and the CUDA builds that GPU machines have.
@@ -44,6 +48,20 @@ TEST = [
     "mypy>=1.18,<3",
 ]
 
+
+class BuildCPUOperators(build_ext):
+    """A plain shared library, by the same commands that a checkout uses at its first start."""
+
+    def get_ext_filename(self, fullname):
+        return str(Path(*fullname.split(".")).with_name(CPU_OPS["file_name"]()))
+
+    def build_extension(self, ext):
+        try:
+            CPU_OPS["build"](Path(self.get_ext_fullpath(ext.name)))
+        except CPU_OPS["BuildError"] as error:  # a warning: without the library the engine computes in torch
+            raise CompileError(str(error)) from None
+
+
 setup(
     name="sluice",
     version=VERSION,
@@ -56,7 +74,10 @@ setup(
     packages=[*find_packages(include=["server*", "protocols*", "engine*"]), "engine._kernels"],
     # CUDA sources live in cuda/, which must never be a Python package: NVIDIA's own namespace package has that name.
     package_dir={"engine._kernels": "cuda"},
-    package_data={"engine._kernels": ["*.cu", "*.cuh"]},
+    package_data={"engine._kernels": ["*.cu", "*.cuh"], "engine.cpu_ops": ["*.cpp", "*.h"]},
+    ext_modules=[Extension("engine.cpu_ops.library", sources=[], optional=True)],
+    cmdclass={"build_ext": BuildCPUOperators},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # nothing compiled depends on Python's version
     install_requires=[*SERVER, *ENGINE],
     extras_require={"test": TEST, "cuda": ["cupy-cuda12x>=14,<15"]},
     entry_points={"console_scripts": ["sluice = server.__main__:main"]},

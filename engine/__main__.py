@@ -119,6 +119,7 @@ def _load_model(options: argparse.Namespace) -> tuple[ModelRunner, int]:
             model = ModelRunner.load(options.model, device=options.device, dtype=options.dtype, progress=progress)
         blocks = options.kv_blocks or max(1, _pool_bytes() // model.block_bytes(options.block_size))
         model.allocate(blocks, options.block_size)
+        print(f"engine: {model.operators}", file=sys.stderr, flush=True)
     except ModelError as error:
         raise LoadError(str(error)) from None
     return model, blocks

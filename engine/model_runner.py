@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine import catalog
+from engine import catalog, cpu_ops
 from engine.attention import Attention, StepBatch
 from engine.attention.cpu import CPUAttention
+from engine.attention.cpu_native import NativeCPUAttention
 from engine.loaders import Checkpoint, open_checkpoint
-from engine.models.config import ModelError
+from engine.models.config import ModelConfig, ModelError
 from engine.models.llama import LlamaDecoder
+from engine.models.pointwise import NativePointwise, Pointwise, TorchPointwise
 from engine.sampler import Sampler
 from engine.sequence import Sampled, Slice
 from engine.wire import TokenizerSpec
@@ -35,6 +37,7 @@ class ModelRunner:
     tokenizer: TokenizerSpec
     vocab_size: int
     eos_ids: list[int]  # every id that ends a turn or a text
+    operators: str  # a sentence for the operator of a server: what computes
     context_tokens_max: int  # what the model can attend to; the pool may hold less
 
     def __init__(
@@ -44,6 +47,7 @@ class ModelRunner:
         checkpoint: Checkpoint,
         *,
         dtype: torch.dtype,
+        native: bool,
         progress: Callable[[str, int, int], None],
     ) -> None:
         device = torch.device("cpu")
@@ -54,19 +58,27 @@ class ModelRunner:
         self.eos_ids = [each for each in checkpoint.eos_ids if 0 <= each < self.vocab_size]
         self.context_tokens_max = self.config.context_tokens_max
         self._dtype = dtype
+        self._attention, pointwise, self.operators = _cpu_operators(self.config, dtype, native, progress)
         with torch.inference_mode():
-            self._model = LlamaDecoder(self.config, checkpoint, device=device, dtype=dtype, progress=progress)
-        self._attention: Attention = CPUAttention(self.config, dtype)
+            self._model = LlamaDecoder(
+                self.config, checkpoint, device=device, dtype=dtype, pointwise=pointwise, progress=progress
+            )
         self._sampler = Sampler(self.eos_ids)
         self._block_size = 0
 
     @classmethod
     def load(
-        cls, path_or_name: str, *, device: str, dtype: str, progress: Callable[[str, int, int], None]
+        cls,
+        path_or_name: str,
+        *,
+        device: str,
+        dtype: str,
+        native: bool = True,
+        progress: Callable[[str, int, int], None],
     ) -> ModelRunner:
         """Finds (see `catalog.resolve`), reads and prepares a model. `device`: auto, cpu. `dtype`: auto, float32,
-        bfloat16, float16. `progress(what, done, total)` is told of long work; total 0 means that it isn't known.
-        Raises ModelError for whatever stands in the way."""
+        bfloat16, float16. `native`: by the C++ operators where they can be had. `progress(what, done, total)` is told
+        of long work; total 0 means that it isn't known. Raises ModelError for whatever stands in the way."""
         if device not in ("auto", "cpu"):
             raise ModelError(f"device {device!r} is not available here; use auto or cpu")
         if dtype != "auto" and dtype not in _DTYPES:
@@ -76,7 +88,7 @@ class ModelRunner:
         name = path_or_name if path_or_name in catalog.KNOWN else _name(path_or_name, path)
         # Only float32 makes a text independent of its batch, so it is what nobody has to ask for.
         numbers = _DTYPES.get(dtype, torch.float32)
-        return cls(name, checkpoint.tokenizer(), checkpoint, dtype=numbers, progress=progress)
+        return cls(name, checkpoint.tokenizer(), checkpoint, dtype=numbers, native=native, progress=progress)
 
     def block_bytes(self, block_size: int) -> int:
         """Memory of one block: keys and values of `block_size` tokens in all layers."""
@@ -129,6 +141,25 @@ def _batch(slices: list[Slice], block_size: int) -> StepBatch:
     positions = np.arange(rows[-1]) + (starts - rows[:-1])[owner]
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
     return StepBatch(positions, slots, rows, contexts, tables)
+
+
+def _cpu_operators(
+    config: ModelConfig, dtype: torch.dtype, native: bool, progress: Callable[[str, int, int], None]
+) -> tuple[Attention, Pointwise, str]:
+    """By the C++ library where it can be had and serves the model, in torch otherwise; and a sentence about it."""
+    reason = "C++ operators are switched off"
+    if native and not cpu_ops.Library.serves(dtype, config.head_dim):
+        reason = f"there are no C++ operators for {str(dtype).removeprefix('torch.')} and heads of {config.head_dim}"
+    elif native:
+        try:
+            library = cpu_ops.load(catalog.cache_folder().parent / "cpu-ops", progress)
+        except cpu_ops.Unavailable as error:
+            reason = str(error)
+        else:
+            said = f"computing with C++ operators ({library.level})"
+            return NativeCPUAttention(config, dtype, library), NativePointwise(config, library), said
+    pointwise = TorchPointwise(config, device=torch.device("cpu"), dtype=dtype)
+    return CPUAttention(config, dtype), pointwise, f"computing in torch alone, which is slower: {reason}"
 
 
 def _name(asked: str, path: Path) -> str:

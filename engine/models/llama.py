@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from engine.models.config import ModelConfig
 from engine.models.linear import Linear
-from engine.models.rotary import Rotary
+from engine.models.pointwise import Pointwise
 
 # (layer, q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]) -> [tokens, heads * head_dim]
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -49,12 +49,14 @@ class LlamaDecoder:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        pointwise: Pointwise,
         progress: Callable[[str, int, int], None],
     ) -> None:
         self.config = config
         self._weights = weights
         self._device = device
         self._dtype = dtype
+        self._pointwise = pointwise
         steps = config.layers + 1
         progress("loading weights", 0, steps)
         embedding = self._read("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
@@ -64,7 +66,6 @@ class LlamaDecoder:
             self._head = Linear(embedding)
         else:
             self._head = Linear(self._read("lm_head.weight", (config.vocab_size, config.hidden_size)))
-        self._rotary = Rotary(config.rope, config.rotary_dim, device=device, dtype=dtype)
         self._layers = []
         for layer in range(config.layers):
             progress("loading weights", layer + 1, steps)
@@ -73,29 +74,23 @@ class LlamaDecoder:
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids and positions [tokens], int64 -> the last layer's output [tokens, hidden], before the final norm."""
-        config = self.config
+        config, pointwise = self.config, self._pointwise
         tokens = len(ids)
         query_and_key_heads = config.heads + config.kv_heads
-        angles = self._rotary.angles(positions)
+        angles = pointwise.angles(positions)
         x = functional.embedding(ids, self._embedding)
+        more = None  # the last product's output, which the next norm adds to x
         for index, layer in enumerate(self._layers):
-            heads = layer.qkv(self._normed(x, layer.attention_norm)).view(tokens, -1, config.head_dim)
+            heads = layer.qkv(pointwise.normed(x, more, layer.attention_norm)).view(tokens, -1, config.head_dim)
             qk, v = heads[:, :query_and_key_heads], heads[:, query_and_key_heads:]
-            if layer.qk_norm is not None:
-                qk = functional.rms_norm(qk, (config.head_dim,), None, config.rms_norm_eps) * layer.qk_norm
-            qk = self._rotary.rotate(qk, angles)
-            mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], v)
-            x = layer.output(mixed).add_(x)
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
-            x = layer.down(functional.silu(gate).mul_(up)).add_(x)
-        return x
+            qk = pointwise.rotated(qk, layer.qk_norm, angles)
+            mixed = layer.output(attend(index, qk[:, : config.heads], qk[:, config.heads :], v))
+            more = layer.down(pointwise.gated(layer.gate_up(pointwise.normed(x, mixed, layer.mlp_norm))))
+        return x if more is None else x.add_(more)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s output -> [rows, vocab_size], float32."""
-        return self._head(self._normed(hidden, self._norm)).float()
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
+        return self._head(self._pointwise.normed(hidden, None, self._norm)).float()
 
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._weights.tensor(name, shape).to(self._device, self._dtype)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 import torch
 
+from engine import cpu_ops
 from engine.model_runner import ModelError, ModelRunner
 from engine.wire import Sampling
 from tests.support import checkpoints
@@ -54,7 +56,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def load(path: Path | str, **options: str) -> ModelRunner:
+def load(path: Path | str, **options: Any) -> ModelRunner:
     options = {"device": "cpu", "dtype": "float32", **options}
     return ModelRunner.load(str(path), progress=lambda *_: None, **options)
 
@@ -101,12 +103,17 @@ def test_what_the_core_is_told_of_smollm2(smollm2: ModelRunner) -> None:
     assert smollm2.block_bytes(16) == 2 * 30 * 3 * 64 * 16 * 4
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["native", "torch"])
+def native(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture(scope="module", params=sorted(checkpoints.FAMILIES))
-def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+def small(request: pytest.FixtureRequest, native: bool, tmp_path_factory: pytest.TempPathFactory) -> Small:
     family: str = request.param
     model = checkpoints.small_model(family)
     path = checkpoints.save(model, tmp_path_factory.mktemp(family))
-    return Small(model, Stepper(load(path)))
+    return Small(model, Stepper(load(path, native=native)))
 
 
 class Small:
@@ -166,22 +173,22 @@ def test_block_size_does_not_matter(small: Small) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_follows_float32(tmp_path: Path, dtype: str) -> None:
+def test_half_precision_follows_float32(tmp_path: Path, dtype: str, native: bool) -> None:
     path = checkpoints.save(checkpoints.small_model("llama"), tmp_path)
     prompt = list(b"The capital of France")
     answers = {}
     for each in ("float32", dtype):
-        stepper = Stepper(load(path, dtype=each))
+        stepper = Stepper(load(path, dtype=each, native=native))
         (answers[each],) = stepper.run([stepper.sequence(prompt, Sampling(1, temperature=0, logprobs=5))])[0]
     assert answers[dtype].token == answers["float32"].token
     assert answers[dtype].logprob.logprob == pytest.approx(answers["float32"].logprob.logprob, abs=0.1)
 
 
-def test_a_broken_row_ends_alone(tmp_path: Path) -> None:
+def test_a_broken_row_ends_alone(tmp_path: Path, native: bool) -> None:
     model = checkpoints.small_model("llama")
     with torch.no_grad():
         model.get_input_embeddings().weight[13] = torch.nan
-    stepper = Stepper(load(checkpoints.save(model, tmp_path)))
+    stepper = Stepper(load(checkpoints.save(model, tmp_path), native=native))
     greedy = Sampling(max_tokens=8, temperature=0)
     good, bad = stepper.sequence([1, 2, 3], greedy), stepper.sequence([1, 13, 3], greedy)
     (good_answers, bad_answers) = stepper.run([good, bad])
@@ -205,6 +212,22 @@ def test_names_and_ends_of_a_directory(tmp_path: Path) -> None:
     assert runner.name == "my-model"
     assert runner.eos_ids == [checkpoints.EOS_ID]
     assert runner.context_tokens_max == 256
+
+
+def test_what_computes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = checkpoints.save(checkpoints.small_model("llama"), tmp_path)
+    assert load(path).operators.startswith("computing with C++ operators (")
+    why = "computing in torch alone, which is slower: "
+    assert load(path, native=False).operators == f"{why}C++ operators are switched off"
+    assert load(path, dtype="float16").operators == f"{why}there are no C++ operators for float16 and heads of 16"
+
+    def nothing(*_: object) -> cpu_ops.Library:
+        raise cpu_ops.Unavailable("there is no C++ compiler")
+
+    monkeypatch.setattr(cpu_ops, "load", nothing)
+    runner = load(path)
+    assert runner.operators == f"{why}there is no C++ compiler"
+    assert Stepper(runner).generate([[1, 2, 3]], Sampling(max_tokens=2, temperature=0))
 
 
 def test_progress_reaches_its_total(tmp_path: Path) -> None:

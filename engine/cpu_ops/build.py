@@ -1,0 +1,107 @@
+"""Compiles the C++ operators: one shared library with kernels for every instruction set of the architecture.
+
+May import the standard library only, and runs as a file too: setup.py calls it where torch isn't installed. The library
+links to nothing of Python or torch, so it serves every version of both; its name holds a hash of all that went into it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCES = ("kernels.h", "kernels.cpp", "ops.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+COMPILE_TIMEOUT_S = 300  # it takes 5 s; what takes longer than this is stuck
+
+# Comparisons with NaN stay exact: a sequence whose numbers broke must be seen to be broken.
+_FLAGS = (
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"),
+    *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"),
+)
+# Each level's name, the floats in a register, the rows of sums that fit in all registers, and its compiler flags.
+_BASE = (("base", 4, 2, ()),)
+_X86_64 = (
+    *_BASE,
+    ("avx2", 8, 2, ("-mavx2", "-mfma")),
+    ("avx512", 16, 3, ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")),
+)
+LEVELS = _X86_64 if platform.machine().lower() in ("x86_64", "amd64") else _BASE
+
+
+class BuildError(Exception):
+    """There is no compiler, or it refused."""
+
+
+def file_name() -> str:
+    """What the library of these sources is called, on this system and architecture."""
+    state = hashlib.sha256(repr((sys.platform, platform.machine(), LEVELS, _FLAGS)).encode())
+    for name in SOURCES:
+        state.update((HERE / name).read_bytes())
+    return f"ops-{state.hexdigest()[:16]}.so"
+
+
+def build(target: Path, extra: tuple[str, ...] = (), program: Path | None = None) -> None:
+    """Compiles to `target`, which is there whole or not at all. `extra` are more flags, and with `program`, a source
+    file with a main(), an executable is made. Raises BuildError."""
+    compiler = _compiler()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
+        commands = [
+            [*_FLAGS, *flags, *defines, *extra, "-c", str(HERE / "kernels.cpp"), "-o", f"{level}.o"]
+            for level, defines, flags in _levels()
+        ]
+        commands += [
+            [*_FLAGS, *extra, f"-I{HERE}", "-c", str(source), "-o", f"{source.stem}.o"]
+            for source in (HERE / "ops.cpp", *([program] if program else []))
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda command: _run([*compiler, *command], folder), commands))
+        link = [command[-1] for command in commands] + ["-o", "linked"]
+        # The C++ runtime goes in: a user's cache folder may be shared by machines that have different ones.
+        static = ("-static-libstdc++", "-static-libgcc") if sys.platform == "linux" and not program else ()
+        _run([*compiler, *([] if program else ["-shared"]), *static, *extra, *link], folder)
+        os.replace(Path(folder, "linked"), target)
+
+
+def _levels() -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Each level's name, macros and flags."""
+    return [
+        (name, (f"-DSLUICE_LEVEL={name}", f"-DSLUICE_LANES={lanes}", f"-DSLUICE_PAIRS={pairs}"), flags)
+        for name, lanes, pairs, flags in LEVELS
+    ]
+
+
+def _compiler() -> list[str]:
+    if asked := os.environ.get("CXX"):
+        return shlex.split(asked)
+    for name in COMPILERS:
+        if found := shutil.which(name):
+            return [found]
+    raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)}, or $CXX)")
+
+
+def _run(command: list[str], folder: str) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the C++ compiler {command[0]} failed: {error}") from None
+    if done.returncode:
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
+        raise BuildError(f"the C++ compiler {command[0]} failed: {reason}")
