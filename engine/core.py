@@ -32,6 +32,12 @@ from engine.wire import (
 
 # More would make one sequence's log probabilities dominate the step's time and message.
 LOGPROBS_MAX = 64
+# OpenAI's ranges; a factor beyond the last one leaves nothing of a logit.
+PENALTY_MAX = 2.0
+REPETITION_PENALTY_MAX = 100.0
+BIAS_MAX = 100.0
+# More would be a list of most of a text's words; each costs time in every step.
+BIASED_IDS_MAX = 1024
 
 
 class Runner(Protocol):
@@ -209,7 +215,7 @@ class Core:
                 return f"a token id is not in the vocabulary of {self.hello.vocab_size}"
         if len(message.generated) >= message.sampling.max_tokens:
             return "max_tokens is reached already"
-        return _sampling_fault(message.sampling)
+        return _sampling_fault(message.sampling) or _adjustment_fault(message.sampling, self.hello.vocab_size)
 
 
 def _owner(sequence: Sequence) -> Peer:
@@ -229,4 +235,20 @@ def _sampling_fault(sampling: Sampling) -> str:
         return "max_tokens must be at least 1"
     if not -1 <= sampling.logprobs <= LOGPROBS_MAX:
         return f"logprobs must be from -1 to {LOGPROBS_MAX}"
+    return ""
+
+
+def _adjustment_fault(sampling: Sampling, vocab_size: int) -> str:
+    """Written so that NaN is refused too."""
+    if not all(-PENALTY_MAX <= x <= PENALTY_MAX for x in (sampling.frequency_penalty, sampling.presence_penalty)):
+        return f"frequency_penalty and presence_penalty must be from {-PENALTY_MAX:g} to {PENALTY_MAX:g}"
+    if not 0 < sampling.repetition_penalty <= REPETITION_PENALTY_MAX:
+        return f"repetition_penalty must be above 0 and at most {REPETITION_PENALTY_MAX:g}"
+    bias = sampling.logit_bias
+    if len(bias) > BIASED_IDS_MAX:
+        return f"logit_bias may name at most {BIASED_IDS_MAX} ids"
+    if len({id_ for id_, _ in bias}) < len(bias):
+        return "logit_bias names an id twice"
+    if not all(0 <= id_ < vocab_size and -BIAS_MAX <= value <= BIAS_MAX for id_, value in bias):
+        return f"logit_bias must hold ids below {vocab_size} and values from {-BIAS_MAX:g} to {BIAS_MAX:g}"
     return ""

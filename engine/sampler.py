@@ -3,7 +3,8 @@
 May import numpy, torch and the engine's wire types. A row's choice depends on its own logits and on its `Sampling`,
 never on the rows beside it, and its randomness is a pure function of (seed, prompt index, choice index, token index).
 
-Filters apply in this order: temperature, top_k, top_p over what top_k left, min_p relative to the likeliest token.
+Bias, penalties and bans come first (see engine.penalties), and greedy choice obeys them too. Then filters apply in this
+order: temperature, top_k, top_p over what top_k left, min_p relative to the likeliest token.
 The draw inverts the cumulative distribution in the order of token ids, not of probabilities: two nearly equal
 probabilities that trade places by a rounding difference would otherwise change the token.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.penalties import adjust, is_adjusted
 from engine.sequence import Sampled, Sequence
 from engine.wire import Logprob, Sampling
 
@@ -34,14 +36,17 @@ class Sampler:
         """logits [rows, vocab], float32, one row for each sequence -> one answer for each. A row with a NaN, with no
         finite logit or with an infinite one is answered with an error."""
         samplings = [each.sampling for each in sequences]
-        allowed = self._without_banned(logits, sequences)
+        allowed = self._adjusted(logits, sequences)
         best, tokens = allowed.max(-1)
         drawn = [row for row, each in enumerate(samplings) if each.temperature > 0]
         if drawn:
             rows = torch.tensor(drawn, device=logits.device)
             generated = [sequences[row].generated for row in drawn]
             tokens[rows] = draw(allowed[rows], [samplings[row] for row in drawn], generated)
-        usable = best.isfinite().tolist()
+        finite = best.isfinite()
+        if allowed is not logits:  # a ban must not hide a number that is none
+            finite &= logits.amax(-1).isfinite()
+        usable = finite.tolist()
         answers = [
             Sampled(token) if good else Sampled(-1, error="the model's output holds no finite number to choose from")
             for token, good in zip(tokens.tolist(), usable, strict=True)
@@ -49,20 +54,29 @@ class Sampler:
         self._add_logprobs(logits, samplings, answers)
         return answers
 
-    def _without_banned(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
-        """The logits, with -inf at every id that must not come yet; a copy if there is any."""
+    def _adjusted(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+        """The logits with bias and penalties, and -inf at every id that must not come yet; a copy if there is any."""
+        rows = [row for row, each in enumerate(sequences) if is_adjusted(each.sampling)]
+        banned_rows, banned_ids = self._banned(logits.shape[1], sequences)
+        if not rows and not banned_rows:
+            return logits
+        adjusted = logits.clone()
+        if rows:
+            adjust(adjusted, rows, [sequences[row] for row in rows])
+        if banned_rows:
+            adjusted[banned_rows, banned_ids] = -torch.inf
+        return adjusted
+
+    def _banned(self, vocab: int, sequences: list[Sequence]) -> tuple[list[int], list[int]]:
+        """Rows, and for each an id that must not come yet."""
         rows: list[int] = []
         ids: list[int] = []
         for row, sequence in enumerate(sequences):
             if sequence.generated < sequence.sampling.min_tokens:
                 banned = {*self._eos_ids, *sequence.sampling.stop_ids}
-                ids += [each for each in banned if 0 <= each < logits.shape[1]]
+                ids += [each for each in banned if 0 <= each < vocab]
                 rows += [row] * (len(ids) - len(rows))
-        if not rows:
-            return logits
-        allowed = logits.clone()
-        allowed[rows, ids] = -torch.inf
-        return allowed
+        return rows, ids
 
     def _add_logprobs(self, logits: torch.Tensor, samplings: list[Sampling], answers: list[Sampled]) -> None:
         """Log probabilities are the model's own: of the logits as they came, before any filter."""

@@ -18,7 +18,7 @@ import msgspec
 # A frame holds at most one tokenizer (Hello) or one prompt of a few million ids (Submit). What is longer is a
 # broken or hostile peer, and the connection ends.
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 _LENGTH = struct.Struct(">I")
 
@@ -28,7 +28,7 @@ class WireError(Exception):
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence chooses its tokens. Its randomness depends on nothing but these four numbers:
+    """How one sequence chooses its tokens. Its randomness depends on nothing but four numbers,
     (seed, prompt_index, choice_index, index of the token), so any engine can go on where another ended."""
 
     max_tokens: int
@@ -43,6 +43,10 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
     logprobs: int = -1  # -1: none; k >= 0: the chosen token's and the k most likely
+    frequency_penalty: float = 0.0  # for each time that an id was generated; 0: off
+    presence_penalty: float = 0.0  # once for each id that was generated; 0: off
+    repetition_penalty: float = 1.0  # a factor for the ids of prompt and generated text; 1: off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, what is added to its logit), each id once
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

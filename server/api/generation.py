@@ -66,6 +66,7 @@ class Generation:
         A prompt must leave room for one token; max_tokens beyond the room is cut to it."""
         limit = self.model.hello.context_tokens_max
         seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
+        stop_ids, bias = self._stop_ids(request), self._bias(request)
         parts: list[Part] = []
         for prompt_index, prompt in enumerate(prompts):
             _check_prompt(prompt, limit, "messages" if isinstance(request, ChatRequest) else "prompt")
@@ -82,8 +83,12 @@ class Generation:
                     choice_index=choice_index,
                     min_tokens=request.min_tokens or 0,
                     ignore_eos=bool(request.ignore_eos),
-                    stop_ids=self._stop_ids(request),
+                    stop_ids=stop_ids,
                     logprobs=logprobs,
+                    frequency_penalty=request.frequency_penalty or 0.0,
+                    presence_penalty=request.presence_penalty or 0.0,
+                    repetition_penalty=request.repetition_penalty or 1.0,
+                    logit_bias=bias,
                 )
                 parts.append(Part(prompt, sampling))
         return parts
@@ -95,6 +100,14 @@ class Generation:
             if not 0 <= id_ < size:
                 raise errors.invalid(f"stop_token_ids.{index}", f"{id_} is not in the vocabulary of {size} tokens")
         return ids
+
+    def _bias(self, request: GenerationFields) -> tuple[tuple[int, float], ...]:
+        bias = tuple((int(id_), value) for id_, value in (request.logit_bias or {}).items())
+        size = self.model.hello.vocab_size
+        for id_, _ in bias:
+            if id_ >= size:
+                raise errors.invalid(f"logit_bias.{id_}", f"{id_} is not in the vocabulary of {size} tokens")
+        return bias
 
     def start(
         self, call: Call, request: GenerationFields, grammar: Grammar, parts: list[Part], *, collect: bool

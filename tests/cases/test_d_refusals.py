@@ -253,10 +253,10 @@ WRONG: dict[str, list[Any]] = {
     "metadata": ["x", {"a": 1}, [1]],
     "store": [1, True],
     "service_tier": [1],
-    "frequency_penalty": ["x", 0.5],
-    "presence_penalty": ["x", -1],
-    "repetition_penalty": ["x", 1.1],
-    "logit_bias": [[], {"1": "x"}, {"1": 5}],
+    "frequency_penalty": ["x", 2.1, -2.1],
+    "presence_penalty": ["x", 2.1, -2.1],
+    "repetition_penalty": ["x", 0, -1, 101],
+    "logit_bias": [[], {"1": "x"}, {"1": 101}, {"1": -101}, {"1000000": 1}, {"-1": 1}, {"a": 1}, {"01": 1}],
 }
 WRONG_IN_CHAT: dict[str, list[Any]] = {
     "max_completion_tokens": [0, "1"],

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.block_pool import BlockPool
-from engine.core import LOGPROBS_MAX, Core, Peer
+from engine.core import BIASED_IDS_MAX, LOGPROBS_MAX, Core, Peer
 from engine.scheduler import Scheduler
 from engine.sequence import Sampled
 from engine.wire import Admitted, Cancel, Credit, End, Gauges, Logprob, Sampling, Stats, Step, Submit, ToEngine
@@ -103,6 +103,20 @@ def submit(
         (submit(seed=2**64), "seed"),
         (submit(prompt_index=-1), "prompt_index"),
         (submit(choice_index=-1), "choice_index"),
+        (submit(frequency_penalty=2.1), "frequency_penalty"),
+        (submit(frequency_penalty=math.nan), "frequency_penalty"),
+        (submit(presence_penalty=-2.1), "presence_penalty"),
+        (submit(presence_penalty=math.inf), "presence_penalty"),
+        (submit(repetition_penalty=0.0), "repetition_penalty"),
+        (submit(repetition_penalty=-1.0), "repetition_penalty"),
+        (submit(repetition_penalty=math.nan), "repetition_penalty"),
+        (submit(repetition_penalty=math.inf), "repetition_penalty"),
+        (submit(logit_bias=((VOCAB, 1.0),)), "logit_bias"),
+        (submit(logit_bias=((-1, 1.0),)), "logit_bias"),
+        (submit(logit_bias=((1, 100.5),)), "logit_bias"),
+        (submit(logit_bias=((1, math.nan),)), "logit_bias"),
+        (submit(logit_bias=((1, 1.0), (1, 2.0))), "names an id twice"),
+        (submit(logit_bias=tuple((i, 1.0) for i in range(BIASED_IDS_MAX + 1))), "at most"),
         (submit(logprobs=-2), "logprobs"),
         (submit(logprobs=LOGPROBS_MAX + 1), "logprobs"),
     ],
@@ -143,6 +157,10 @@ FLOATS = st.one_of(st.floats(0, 1), st.floats())
             min_tokens=INTEGERS,
             stop_ids=st.tuples(INTEGERS),
             logprobs=INTEGERS,
+            frequency_penalty=FLOATS,
+            presence_penalty=FLOATS,
+            repetition_penalty=FLOATS,
+            logit_bias=st.lists(st.tuples(INTEGERS, FLOATS), max_size=2).map(tuple),
         ),
         credit=INTEGERS,
         generated=st.lists(st.one_of(st.integers(0, VOCAB - 1), INTEGERS), max_size=5),

@@ -47,6 +47,10 @@ SAMPLING = st.builds(
     ignore_eos=st.booleans(),
     stop_ids=st.tuples(I64, I64),
     logprobs=I64,
+    frequency_penalty=NUMBER,
+    presence_penalty=NUMBER,
+    repetition_penalty=NUMBER,
+    logit_bias=st.lists(st.tuples(I64, NUMBER), max_size=3).map(tuple),
 )
 TO_ENGINE = st.one_of(
     st.builds(Submit, id=I64, prompt=IDS, sampling=SAMPLING, credit=I64, generated=IDS, salt=st.text(max_size=5)),

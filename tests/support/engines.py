@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from engine.sequence import Sampled, Sequence, Slice
 from engine.tokenizer import Tokenizer
-from engine.wire import Admitted, End, Gauges, Hello, Step, Submit, TokenizerSpec
+from engine.wire import WIRE_VERSION, Admitted, End, Gauges, Hello, Step, Submit, TokenizerSpec
 from tests.support.specs import bytes_spec
 
 EOS = 256
@@ -22,7 +22,7 @@ def spec() -> TokenizerSpec:
 
 def hello(*, running_max: int = 8) -> Hello:
     """What the scripted engine says of itself."""
-    return Hello(1, "test", "scripted", spec(), "hash", VOCAB, [EOS], 4096, 65536, running_max)
+    return Hello(WIRE_VERSION, "test", "scripted", spec(), "hash", VOCAB, [EOS], 4096, 65536, running_max)
 
 
 class ScriptedEngine:

@@ -172,6 +172,21 @@ def test_a_stop_id_beyond_the_vocabulary_is_refused() -> None:
     assert refusal(chat_parts, stop_token_ids=[5, VOCAB]).param == "stop_token_ids.1"
 
 
+def test_penalties_and_bias_reach_the_engine() -> None:
+    fields = {"frequency_penalty": -0.5, "presence_penalty": 2, "repetition_penalty": 1.2, "logit_bias": {"5": -100}}
+    for part in (*chat_parts(**fields, n=2), *completion_parts("x", **fields)):
+        sampling = part.sampling
+        assert (sampling.frequency_penalty, sampling.presence_penalty) == (-0.5, 2.0)
+        assert (sampling.repetition_penalty, sampling.logit_bias) == (1.2, ((5, -100.0),))
+    assert chat_parts(logit_bias={}, frequency_penalty=0, seed=1) == chat_parts(seed=1)
+
+
+def test_a_biased_id_beyond_the_vocabulary_is_refused() -> None:
+    error = refusal(chat_parts, logit_bias={"5": 1, str(VOCAB): 1})
+    assert error.param == f"logit_bias.{VOCAB}"
+    assert "vocabulary" in error.message
+
+
 def test_top_logprobs_needs_logprobs() -> None:
     assert refusal(chat_parts, top_logprobs=2).param == "top_logprobs"
     assert chat_parts(logprobs=True)[0].sampling.logprobs == 0
