@@ -89,6 +89,8 @@ class Core:
             pool_tokens=pool.blocks * pool.block_size,
             running_max=scheduler.running_max,
         )
+        # Blocks of one model mean nothing to another, should a pool ever outlive its model or be shared.
+        self._salt = f"{self.hello.model}\0{self.hello.tokenizer_hash}\0"
 
     def join(self, send: Callable[[Step], None]) -> Peer:
         """A server connected; `send` takes its steps."""
@@ -196,7 +198,7 @@ class Core:
             prompt_len=len(message.prompt),
             sampling=message.sampling,
             credit=message.credit,
-            salt=message.salt,
+            salt=self._salt + message.salt,
             owner=peer,
         )
         peer.sequences[message.id] = sequence

@@ -331,6 +331,23 @@ def test_blocks_of_a_step_that_failed_are_not_shared() -> None:
     assert rig.tokens(2) == expected(list(range(12)), 5)
 
 
+def names_of_blocks(model: str = "chain", salt: str = "") -> list[bytes]:
+    rig = Rig()
+    rig.runner.name = model
+    rig.core = Core(rig.runner, rig.pool, rig.scheduler, version="test")
+    peer = rig.core.join(lambda step: None)
+    rig.send(msgspec.structs.replace(submit(1, list(range(12))), salt=salt), peer=peer)
+    (sequence,) = peer.sequences.values()
+    rig.core.step()
+    return list(sequence.hashes)
+
+
+def test_a_blocks_name_says_which_model_and_whose_salt() -> None:
+    known = [names_of_blocks(), names_of_blocks("other"), names_of_blocks(salt="a"), names_of_blocks("other", "a")]
+    assert names_of_blocks() == known[0]
+    assert len({name for names in known for name in names}) == 4 * len(known[0]) > 4
+
+
 # Cancel is safe in every phase
 
 
