@@ -23,6 +23,7 @@ from engine.wire import (
     End,
     Hello,
     Logprob,
+    PromptLogprobs,
     Sampling,
     Step,
     Submit,
@@ -32,6 +33,8 @@ from engine.wire import (
 
 # More would make one sequence's log probabilities dominate the step's time and message.
 LOGPROBS_MAX = 64
+# Of one prompt, told in one message: some megabytes.
+PROMPT_LOGPROBS_MAX = 262_144
 # OpenAI's ranges; a factor beyond the last one leaves nothing of a logit.
 PENALTY_MAX = 2.0
 REPETITION_PENALTY_MAX = 100.0
@@ -65,6 +68,7 @@ class Peer:
     admitted: list[Admitted] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     wants_step: bool = False  # even an empty one: the gauges changed, or were asked for
 
 
@@ -136,8 +140,11 @@ class Core:
         gauges = self._scheduler.gauges(self._steps)
         for peer in self._peers:
             if peer.ids or peer.ends or peer.admitted or peer.wants_step:
-                peer.send(Step(peer.ids, peer.tokens, peer.admitted, peer.ends, peer.logprobs, gauges))
+                peer.send(
+                    Step(peer.ids, peer.tokens, peer.admitted, peer.ends, peer.logprobs, gauges, peer.prompt_logprobs)
+                )
                 peer.ids, peer.tokens, peer.admitted, peer.ends, peer.logprobs = [], [], [], [], []
+                peer.prompt_logprobs = []
                 peer.wants_step = False
 
     def _compute(self, slices: list[Slice]) -> None:
@@ -162,13 +169,19 @@ class Core:
             return
         token = sampled.token
         peer = _owner(sequence)
+        sampling = sequence.sampling
+        if sampling.prompt_logprobs >= 0 and sequence.tells_prompt:  # in this order: it is asked for every token
+            if not all(math.isfinite(each.logprob) for each in sequence.prompt_logprobs):
+                self._end(sequence, "error", message="the model's output for the prompt holds numbers that are none")
+                return
+            peer.prompt_logprobs.append(PromptLogprobs(sequence.id, sequence.prompt_logprobs))
+            sequence.prompt_logprobs = []
         if sampled.logprob is not None:
             best = sampled.logprob
             peer.logprobs.append(Logprob(len(peer.ids), best.logprob, best.top_ids, best.top_logprobs))
         peer.ids.append(sequence.id)
         peer.tokens.append(token)
         sequence.tokens.append(token)
-        sampling = sequence.sampling
         generated = len(sequence.tokens) - sequence.prompt_len
         if sampled.finish:
             self._end(sequence, sampled.finish, by_token=sampled.by_token)
@@ -217,6 +230,8 @@ class Core:
                 return f"a token id is not in the vocabulary of {self.hello.vocab_size}"
         if len(message.generated) >= message.sampling.max_tokens:
             return "max_tokens is reached already"
+        if len(message.prompt) * (message.sampling.prompt_logprobs + 1) > PROMPT_LOGPROBS_MAX:
+            return f"prompt_logprobs of this prompt are more than {PROMPT_LOGPROBS_MAX} numbers"
         return _sampling_fault(message.sampling) or _adjustment_fault(message.sampling, self.hello.vocab_size)
 
 
@@ -235,8 +250,8 @@ def _sampling_fault(sampling: Sampling) -> str:
         return "seed, prompt_index and choice_index must be unsigned 64-bit numbers"
     if sampling.max_tokens < 1:
         return "max_tokens must be at least 1"
-    if not -1 <= sampling.logprobs <= LOGPROBS_MAX:
-        return f"logprobs must be from -1 to {LOGPROBS_MAX}"
+    if not all(-1 <= x <= LOGPROBS_MAX for x in (sampling.logprobs, sampling.prompt_logprobs)):
+        return f"logprobs and prompt_logprobs must be from -1 to {LOGPROBS_MAX}"
     return ""
 
 

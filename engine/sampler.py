@@ -23,6 +23,9 @@ from engine.wire import Logprob, Sampling
 # Within float32's range with room for a quotient; at either end the choice is greedy, or uniform, already.
 _TEMPERATURE_MIN, _TEMPERATURE_MAX = 1e-30, 1e30
 
+# What stands for the logarithm of nothing, which JSON can't say; the same number as elsewhere in the field.
+LOGPROB_MIN = -9999.0
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -83,13 +86,23 @@ class Sampler:
         wanted = [row for row, each in enumerate(samplings) if each.logprobs >= 0 and not answers[row].error]
         if not wanted:
             return
-        logprobs = logits[wanted].log_softmax(-1)
-        chosen = logprobs[range(len(wanted)), [answers[row].token for row in wanted]].tolist()
-        width = min(max(samplings[row].logprobs for row in wanted), logits.shape[1])
-        values, ids = logprobs.topk(width)
-        for row, logprob, top, tops in zip(wanted, chosen, ids.tolist(), values.tolist(), strict=True):
-            count = samplings[row].logprobs
-            answers[row].logprob = Logprob(0, logprob, top[:count], tops[:count])
+        ids = [answers[row].token for row in wanted]
+        counts = [samplings[row].logprobs for row in wanted]
+        for row, best in zip(wanted, logprobs(logits[wanted], ids, counts), strict=True):
+            answers[row].logprob = best
+
+
+def logprobs(logits: torch.Tensor, ids: list[int], counts: list[int], first: int = 0) -> list[Logprob]:
+    """For each row of logits [rows, vocab] the log probability of ids[row] and the counts[row] most likely ids; the
+    index of a row is its number plus `first`."""
+    values = logits.log_softmax(-1).clamp_(min=LOGPROB_MIN)  # a NaN stays one
+    chosen = values[range(len(ids)), ids].tolist()
+    tops, top_ids = values.topk(min(max(counts), logits.shape[1]))
+    rows = zip(chosen, top_ids.tolist(), tops.tolist(), counts, strict=True)
+    return [
+        Logprob(index, logprob, ids_of_row[:count], top[:count])
+        for index, (logprob, ids_of_row, top, count) in enumerate(rows, first)
+    ]
 
 
 def draw(logits: torch.Tensor, samplings: list[Sampling], generated: list[int]) -> torch.Tensor:

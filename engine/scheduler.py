@@ -144,7 +144,7 @@ class Scheduler:
     def _take_up(self, sequence: Sequence) -> None:
         """Go on behind the blocks that the cache knows by now, with them in place of own ones."""
         pool, size, blocks = self.pool, self.pool.block_size, sequence.blocks
-        last = (len(sequence.tokens) - 1) // size  # at least one token is computed anew: its logits choose the next
+        last = sequence.reusable // size
         self._name_blocks(sequence, last)
         for at in range(sequence.published, last):
             block = pool.share(sequence.hashes[at])
@@ -166,7 +166,7 @@ class Scheduler:
         for sequence in behind:
             self._take_up(sequence)
             at = sequence.published
-            alone = at >= (len(sequence.tokens) - 1) // self.pool.block_size or sequence.tried == sequence.computed
+            alone = at >= sequence.reusable // self.pool.block_size or sequence.tried == sequence.computed
             key = sequence if alone else sequence.hashes[at]
             if sequence.computed > leaders.setdefault(key, sequence).computed:
                 leaders[key] = sequence

@@ -110,6 +110,9 @@ class SyntheticRunner:
 
     def execute(self, slices: list[Slice]) -> list[Sampled | None]:
         """One answer for each slice with `sample` set. Sleeps so long that steps keep their pace."""
+        for part in [part for part in slices if part.sequence.sampling.prompt_logprobs >= 0]:
+            for place in part.prompt_targets:
+                _tell_prompt(part.sequence, place, self.vocab_size)
         answers = [self._next(part.sequence) for part in slices if part.sample]
         self._keep_pace(idle=bool(answers) and not any(answers))
         return answers
@@ -181,10 +184,15 @@ def _position_after(script: _Script, generated: int) -> int:
     return at
 
 
-def _logprob(token: int, top: int, vocab_size: int) -> Logprob:
+def _tell_prompt(sequence: Sequence, place: int, vocab_size: int) -> None:
+    told = _logprob(sequence.tokens[place], sequence.sampling.prompt_logprobs, vocab_size, place)
+    sequence.prompt_logprobs.append(told)
+
+
+def _logprob(token: int, top: int, vocab_size: int, index: int = 0) -> Logprob:
     """As if the token had probability 1/2, the next one 1/4, and so on."""
     ids = [(token + i) % vocab_size for i in range(top)]
-    return Logprob(0, -0.6931471805599453, ids, [-0.6931471805599453 * (i + 1) for i in range(top)])
+    return Logprob(index, -0.6931471805599453, ids, [-0.6931471805599453 * (i + 1) for i in range(top)])
 
 
 def _read_scripts(path: str, vocabulary: _Vocabulary) -> list[_Script]:

@@ -47,6 +47,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     presence_penalty: float = 0.0  # once for each id that was generated; 0: off
     repetition_penalty: float = 1.0  # a factor for the ids of prompt and generated text; 1: off
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, what is added to its logit), each id once
+    prompt_logprobs: int = -1  # as `logprobs`, for the prompt's ids; told once, with the first new id
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -139,12 +140,20 @@ class End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
-    """For the id at `index` of the step's lists: its natural log probability and the most likely ids."""
+    """For the id at `index` of the step's lists (or of the prompt): its natural log probability and the most likely
+    ids."""
 
     index: int
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Of a sequence's prompt, in order; nothing is known of its first id."""
+
+    id: int
+    logprobs: list[Logprob]
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -156,6 +165,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     ends: list[End]
     logprobs: list[Logprob]
     gauges: Gauges
+    prompt_logprobs: list[PromptLogprobs] = []
 
 
 ToEngine = Submit | Credit | Cancel | Stats

@@ -20,6 +20,7 @@ PROMPTS_MAX = 256  # of one completions request
 MESSAGES_MAX = 4096  # a template costs some microseconds for each
 STOP_IDS_MAX = 256
 TOP_LOGPROBS_MAX = 20  # OpenAI's own limit
+PROMPT_LOGPROBS_MAX = 262_144  # numbers for one prompt: some megabytes of an answer
 PENALTY_MAX = 2  # OpenAI's own range, on either side of 0
 REPETITION_PENALTY_MAX = 100  # beyond it nothing is left of a logit
 BIAS_MAX = 100  # OpenAI's own range, on either side of 0
@@ -97,6 +98,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     # Refused unless they say nothing.
     tools: list[Any] | None = None
     tool_choice: Any = None
@@ -118,6 +120,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: int | None = None  # how many of the most likely tokens are shown beside each
+    prompt_logprobs: int | None = None
     # Refused unless they say nothing.
     suffix: str | None = None
     best_of: int | None = None
@@ -215,6 +218,7 @@ def checked(request: T) -> T:
     _in_range(request, "n", 1, CHOICES_MAX)
     _in_range(request, "min_tokens", 0, None)
     _in_range(request, "top_logprobs", 0, TOP_LOGPROBS_MAX)
+    _in_range(request, "prompt_logprobs", 0, TOP_LOGPROBS_MAX)
     if isinstance(request, ChatRequest) and len(request.messages) > MESSAGES_MAX:
         raise invalid("messages", f"messages holds {len(request.messages)}; at most {MESSAGES_MAX} are allowed")
     if isinstance(request, CompletionRequest):

@@ -261,6 +261,7 @@ WRONG: dict[str, list[Any]] = {
 WRONG_IN_CHAT: dict[str, list[Any]] = {
     "max_completion_tokens": [0, "1"],
     "logprobs": [1, "true"],
+    "prompt_logprobs": [-1, 21, "1", 1.5],
     "top_logprobs": [-1, 21, "1", 2],  # the last one for want of logprobs
     "tools": ["x", [{"type": "function", "function": {"name": "f"}}]],
     "tool_choice": ["required", {"type": "function"}],
@@ -278,6 +279,7 @@ WRONG_IN_CHAT: dict[str, list[Any]] = {
 WRONG_IN_COMPLETIONS: dict[str, list[Any]] = {
     "echo": [1, "true"],
     "logprobs": [-1, 21, True],
+    "prompt_logprobs": [-1, 21, "1", 1.5],
     "suffix": ["x", 1],
     "best_of": [2, "1"],
 }

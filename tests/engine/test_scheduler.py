@@ -65,6 +65,9 @@ class Rig:
         return slices
 
     def append(self, sequence: Sequence, token: int) -> None:
+        if sequence.tells_prompt:  # the core's part
+            assert [each.index for each in sequence.prompt_logprobs] == list(range(1, sequence.prompt_len))
+            sequence.prompt_logprobs = []
         sequence.tokens.append(token)
         if sequence.generated >= sequence.sampling.max_tokens or len(sequence.tokens) >= self.capacity:
             self.remove(sequence)
@@ -488,10 +491,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         generated = expected(prompt, min(made, self.rig.capacity - 1 - len(prompt)))
         self._add(prompt, generated, credit, more)
 
-    def _add(self, prompt: list[int], generated: list[int], credit: int, more: int) -> None:
-        sequence = Sequence(
-            len(self.known), prompt + generated, len(prompt), Sampling(max_tokens=len(generated) + more), credit
-        )
+    @rule(length=st.integers(1, 30), credit=st.integers(0, 12), more=st.integers(1, 12))
+    def submit_with_prompt_logprobs(self, length: int, credit: int, more: int) -> None:
+        """It shares its blocks, and takes up none whose logits it needs."""
+        self._add(numbers(min(length, self.rig.capacity - 1)), [], credit, more, prompt_logprobs=1)
+
+    def _add(self, prompt: list[int], generated: list[int], credit: int, more: int, prompt_logprobs: int = -1) -> None:
+        sampling = Sampling(max_tokens=len(generated) + more, prompt_logprobs=prompt_logprobs)
+        sequence = Sequence(len(self.known), prompt + generated, len(prompt), sampling, credit)
         self.known.append(sequence)
         self.rig.live[sequence.id] = sequence
         self.rig.scheduler.add(sequence)
@@ -536,7 +543,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         names: list[bytes] = []
         for part in slices:
             sequence, end = part.sequence, part.start + part.count
-            if part.count > 1 and sequence not in stuck:
+            if part.count > 1 and sequence not in stuck and sequence.sampling.prompt_logprobs < 0:
                 full = min(-(-end // BLOCK), (lengths[sequence] - 1) // BLOCK)
                 names += sequence.hashes[part.start // BLOCK : full]
         assert len(set(names)) == len(names)
@@ -566,6 +573,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             out_of_credit = sequence.generated >= sequence.credit
             assert (sequence.state == PARKED) == out_of_credit
             assert sequence.computed < len(sequence.tokens)
+            assert not sequence.tells_prompt or sequence.computed <= len(sequence.prompt_logprobs)
             assert len(sequence.blocks) * BLOCK >= sequence.computed
         assert set(scheduler._idle) == {s for s in places if s.blocks and s.state != RUNNING}
 
