@@ -170,7 +170,8 @@ class Core:
         token = sampled.token
         peer = _owner(sequence)
         sampling = sequence.sampling
-        if sampling.prompt_logprobs >= 0 and sequence.tells_prompt:  # in this order: it is asked for every token
+        generated = len(sequence.tokens) - sequence.prompt_len + 1
+        if generated == 1 and sampling.prompt_logprobs >= 0:
             if not all(math.isfinite(each.logprob) for each in sequence.prompt_logprobs):
                 self._end(sequence, "error", message="the model's output for the prompt holds numbers that are none")
                 return
@@ -182,7 +183,6 @@ class Core:
         peer.ids.append(sequence.id)
         peer.tokens.append(token)
         sequence.tokens.append(token)
-        generated = len(sequence.tokens) - sequence.prompt_len
         if sampled.finish:
             self._end(sequence, sampled.finish, by_token=sampled.by_token)
         elif (token in self._eos and not sampling.ignore_eos) or token in sampling.stop_ids:

@@ -110,9 +110,6 @@ class SyntheticRunner:
 
     def execute(self, slices: list[Slice]) -> list[Sampled | None]:
         """One answer for each slice with `sample` set. Sleeps so long that steps keep their pace."""
-        for part in [part for part in slices if part.sequence.sampling.prompt_logprobs >= 0]:
-            for place in part.prompt_targets:
-                _tell_prompt(part.sequence, place, self.vocab_size)
         answers = [self._next(part.sequence) for part in slices if part.sample]
         self._keep_pace(idle=bool(answers) and not any(answers))
         return answers
@@ -121,6 +118,8 @@ class SyntheticRunner:
         play = sequence.runner_state
         if not isinstance(play, _Play):
             play = sequence.runner_state = self._begin(sequence)
+            if sequence.tells_prompt:
+                _tell_prompt(sequence, self.vocab_size)
         if play.script is not None:
             sampled = self._play(play, play.script)
         else:
@@ -184,9 +183,10 @@ def _position_after(script: _Script, generated: int) -> int:
     return at
 
 
-def _tell_prompt(sequence: Sequence, place: int, vocab_size: int) -> None:
-    told = _logprob(sequence.tokens[place], sequence.sampling.prompt_logprobs, vocab_size, place)
-    sequence.prompt_logprobs.append(told)
+def _tell_prompt(sequence: Sequence, vocab_size: int) -> None:
+    top = sequence.sampling.prompt_logprobs
+    prompt = enumerate(sequence.tokens[1 : sequence.prompt_len], 1)
+    sequence.prompt_logprobs = [_logprob(token, top, vocab_size, place) for place, token in prompt]
 
 
 def _logprob(token: int, top: int, vocab_size: int, index: int = 0) -> Logprob:
