@@ -41,14 +41,13 @@ class History:
         sampling = sequence.sampling
         self.bias_ids = np.array([id_ for id_, _ in sampling.logit_bias], np.int64)
         self.bias = np.array([value for _, value in sampling.logit_bias], np.float32)
-        self._slots: dict[int, int] = {}
-        self._ids = np.zeros(_IDS_INITIAL, np.int64)
-        self._counts = np.zeros(_IDS_INITIAL, np.float32)
+        prompt = sequence.tokens[: sequence.prompt_len] if sampling.repetition_penalty != 1 else []
+        self._slots = {id_: slot for slot, id_ in enumerate(dict.fromkeys(prompt))}
+        self._ids = np.zeros(len(self._slots) + _IDS_INITIAL, np.int64)
+        self._ids[: len(self._slots)] = list(self._slots)
+        self._counts = np.zeros(len(self._ids), np.float32)
         self._counts_ids = _has_penalty(sampling)
         self._counted = sequence.prompt_len  # ids of the sequence that were taken in
-        if sampling.repetition_penalty != 1:
-            for id_ in sequence.tokens[: sequence.prompt_len]:
-                self._slot_of(id_)
 
     @property
     def ids(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
