@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from engine.wire import WIRE_VERSION, Cancel, Credit, FrameReader, Hello, Step, Submit, WireError, encode
+from engine.wire import WIRE_VERSION, Cancel, Credit, FrameReader, Hello, Stats, Step, Submit, WireError, encode
 
 
 class EngineClient(asyncio.Protocol):
@@ -50,6 +50,10 @@ class EngineClient(asyncio.Protocol):
         for sequence_id in sequence_ids:
             self._totals.pop(sequence_id, None)
         self._send(encode(Cancel(sequence_ids)))
+
+    def ask_gauges(self) -> None:
+        """Have a step sent now, though nothing happens."""
+        self._send(encode(Stats()))
 
     def close(self) -> None:
         """End the connection; a child engine ends with it."""

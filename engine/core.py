@@ -1,4 +1,4 @@
-"""The engine's heart: messages in, one batch of tokens a step out. No sockets, no clock, no asyncio.
+"""The engine's heart: messages in, one batch of tokens a step out. No sockets, no asyncio.
 
 It trusts nothing that a `Submit` says: ids, lengths and numbers are checked here, and a sequence that can't be
 served ends with an error of its own. No message and no sequence ends the loop.
@@ -7,6 +7,9 @@ served ends with an error of its own. No message and no sequence ends the loop.
 from __future__ import annotations
 
 import math
+import sys
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -43,6 +46,10 @@ BIAS_MAX = 100.0
 BIASED_IDS_MAX = 1024
 
 
+def _print_to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class Runner(Protocol):
     """A source of tokens: a model, or a script."""
 
@@ -75,12 +82,24 @@ class Peer:
 class Core:
     """Owns every sequence. One thread calls `receive` and `step` by turns."""
 
-    def __init__(self, runner: Runner, pool: BlockPool, scheduler: Scheduler, *, version: str) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        pool: BlockPool,
+        scheduler: Scheduler,
+        *,
+        version: str,
+        clock: Callable[[], float] = time.monotonic,
+        report: Callable[[str], None] = _print_to_stderr,
+    ) -> None:
+        """`report` is told the traceback of a fault in the runner: for the log, never for a client."""
         self._runner = runner
         self._scheduler = scheduler
         self._eos = frozenset(runner.eos_ids)
         self._peers: list[Peer] = []
         self._steps = 0
+        self._clock = clock
+        self._report = report
         self.hello = Hello(
             wire_version=WIRE_VERSION,
             engine_version=version,
@@ -132,7 +151,8 @@ class Core:
         """Compute one step, and send each server its part of it."""
         slices = self._scheduler.schedule()
         for sequence in self._scheduler.admitted:
-            _owner(sequence).admitted.append(Admitted(sequence.id, sequence.cached_tokens))
+            waited_s = self._clock() - sequence.submitted_at
+            _owner(sequence).admitted.append(Admitted(sequence.id, sequence.cached_tokens, waited_s))
         self._scheduler.admitted.clear()
         if slices:
             self._steps += 1
@@ -150,9 +170,10 @@ class Core:
     def _compute(self, slices: list[Slice]) -> None:
         try:
             answers = iter(self._runner.execute(slices))
-        except Exception as error:  # a fault in the model's code ends what was in the step, and nothing else
+        except Exception:  # a fault in the model's code ends what was in the step, and nothing else
+            self._report(traceback.format_exc())
             for part in slices:
-                self._end(part.sequence, "error", message=f"the engine failed: {type(error).__name__}: {error}")
+                self._end(part.sequence, "error", message="the engine failed; its log says how")
             return
         scheduler = self._scheduler
         for part in slices:
@@ -213,6 +234,7 @@ class Core:
             credit=message.credit,
             salt=self._salt + message.salt,
             owner=peer,
+            submitted_at=self._clock(),
         )
         peer.sequences[message.id] = sequence
         self._scheduler.add(sequence)

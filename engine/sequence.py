@@ -19,6 +19,7 @@ class Sequence:
     sampling: Sampling
     credit: int  # total of generated ids that it may reach
     salt: str = ""
+    submitted_at: float = 0.0  # by the core's clock
     owner: object = None  # which server it belongs to; the core's business
     runner_state: object = None  # what the runner keeps about it
     state: str = WAITING

@@ -156,7 +156,10 @@ def bind(address: str) -> socket.socket:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"{address!r} is not of the form tcp://host:port")
-        sock = socket.create_server((host.strip("[]"), int(port)))
+        try:
+            sock = socket.create_server((host.strip("[]"), int(port)))
+        except OSError as error:
+            raise OSError(f"can't listen on {address}: {error.strerror}") from None
     else:
         raise ValueError(f"{address!r} is neither unix:/path nor tcp://host:port")
     sock.listen(128)
@@ -170,9 +173,9 @@ def _bind_unix(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.bind(path)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise OSError(f"can't listen on unix:{path}: {error.strerror}") from None
     os.chmod(path, 0o600)
     return sock
 

@@ -91,7 +91,7 @@ class SyntheticRunner:
     context_tokens_max = CONTEXT_TOKENS_MAX
 
     def __init__(self, *, step_ms: float = 0.0, script: str | None = None) -> None:
-        """`script`: a file's path. Raises ScriptError, or OSError when it can't be read."""
+        """`script`: a file's path. Raises ScriptError."""
         self._step_s = step_ms / 1000
         self._next_step = 0.0
         vocabulary = _Vocabulary([bytes([b]) for b in range(256)])
@@ -198,6 +198,11 @@ def _logprob(token: int, top: int, vocab_size: int, index: int = 0) -> Logprob:
 def _read_scripts(path: str, vocabulary: _Vocabulary) -> list[_Script]:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScriptError(f"--synthetic-script: {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ScriptError(f"{path} is no JSON: {error}") from None
+    try:
         return [_read_script(entry, vocabulary) for entry in document["scripts"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ScriptError(f"{path} is no script: {type(error).__name__}: {error}") from None

@@ -48,6 +48,7 @@ class Tokenizer:
         self.table: list[bytes] = spec.token_bytes
         self.special_ids: frozenset[int] = frozenset(spec.special_ids)
         self.vocab_size: int = len(spec.token_bytes)
+        self.piece_bytes_max: int = max(map(len, self.table), default=1) or 1  # no token stands for more characters
         self._backend = tokenizers.Tokenizer.from_str(spec.json) if spec.json else None
         self._marks = _Marks({self.table[i].decode(): i for i in sorted(self.special_ids) if self.table[i]})
         self._guarded_backend: tokenizers.Tokenizer | None = None

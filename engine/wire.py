@@ -128,6 +128,7 @@ class Admitted(msgspec.Struct, frozen=True, array_like=True):
 
     id: int
     cached_tokens: int
+    waited_s: float = 0.0  # from its submission to its place in the batch
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -159,7 +160,7 @@ class Server:
             log_access=self._log.stream,
             log_fault=self._log.fault,
         )
-        link.listener = table
+        link.listen(table)
         self._metrics.live = self._live
         policy = Policy(
             cors_origins=config.cors_origins,
@@ -243,17 +244,21 @@ def _listen(config: Config) -> socket.socket:
                     raise OSError(f"another server answers on {path}")
             path.unlink()  # left by a server that was killed
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
+        address: Any = str(path)
     else:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+        except socket.gaierror as error:
+            raise OSError(f"can't listen on {config.host}: {error.strerror}") from None
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as error:
-            raise OSError(f"can't listen on {config.host}:{config.port}: {error.strerror}") from None
+    try:
+        listener.bind(address)
+    except OSError as error:
+        where = config.uds or f"{config.host}:{config.port}"
+        raise OSError(f"can't listen on {where}: {error.strerror}") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer)
     listener.setblocking(False)
     return listener

@@ -46,7 +46,7 @@ class AccessLog:
                 "request_id": call.request_id,
                 "client": call.client,
                 "method": call.request.method,
-                "path": call.path[:SHOWN_CHARS_MAX],
+                "path": _without_ids(call)[:SHOWN_CHARS_MAX],
                 "status": status,
                 "key": call.key,
                 "ms": round(seconds * 1000, 1),
@@ -60,6 +60,7 @@ class AccessLog:
         ttft = stream.first_token_at - stream.created if stream.first_token_at else None
         fields: dict[str, Value] = {
             "request_id": stream.request_id,
+            "client": stream.client,
             "api": stream.grammar.api,
             "stream": stream.id[:8],  # enough to find it again; the whole id would let a reader of the log attach
             "key": stream.key,
@@ -90,6 +91,11 @@ class AccessLog:
             line = f"{stamp} {kind} " + " ".join(f"{k}={_shown(v)}" for k, v in fields.items() if v not in (None, ""))
         with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more; the streams go on
             self._out.write(line + "\n")
+
+
+def _without_ids(call: Call) -> str:
+    """The path, with a stream's name as short as elsewhere in the log."""
+    return call.path.replace(call.stream_id, call.stream_id[:8]) if call.stream_id else call.path
 
 
 def _shown(value: Value) -> str:

@@ -194,7 +194,7 @@ class App:
 
     def sent(self, call: Call, status: int) -> None:
         """See Program. Streams write their own line when they end."""
-        if not call.stream_id:
+        if not call.began:
             self._access_log.request(call, status)
 
     # Who may ask
@@ -227,7 +227,7 @@ class App:
         if request.method == "HEAD" and route.generates:
             headers = ((b"Allow", b"GET, OPTIONS"),)
             raise ApiError(405, "HEAD would start a generation that nobody sees", headers=headers)
-        if route.websocket and request.upgrade:
+        if not route.open and (route.websocket or not self._keys.required):
             self._check_origin(call)
         if request.method == "POST":
             kind = call.header(b"content-type").partition(";")[0].strip().lower()
@@ -235,8 +235,15 @@ class App:
                 raise ApiError(415, f"the body must be application/json, not {kind[:100]!r}", code="unsupported_media")
         if route.path == "/metrics":
             self._check_metrics_access(call)
-        if route.generates and self.draining and not call.header(b"last-event-id"):
+        if route.generates and self.draining and not self._comes_back(call):
             raise errors.busy(503, "the server is going to stop", 5)
+
+    def _comes_back(self, call: Call) -> bool:
+        """Whether a request that may start a generation is for one that was begun: such are served to the end."""
+        if call.header(b"last-event-id"):
+            return True
+        name = call.header(b"idempotency-key")
+        return bool(name) and self._generation.table.recall(call.key, name) is not None
 
     def _authenticate(self, call: Call) -> None:
         if not self._keys.required:
@@ -252,10 +259,17 @@ class App:
         call.key = name
 
     def _check_origin(self, call: Call) -> None:
-        """A browser sends cookies and reaches loopback from any page, so a foreign page must be named to be let in."""
+        """A browser reaches loopback from any page, and without keys any page could make this server compute: a foreign
+        one must be named to be let in. Where a browser sends no Origin (an image, a link), Fetch Metadata says whose
+        page asks."""
         origin = call.header(b"origin")
-        if origin and not self._is_listed(origin) and not _same_origin(origin, call.request.host):
-            raise ApiError(403, f"the origin {origin[:200]!r} is not allowed", code="origin_not_allowed")
+        if origin:
+            foreign = not self._is_listed(origin) and not _same_origin(origin, call.request.host)
+        else:
+            foreign = call.header(b"sec-fetch-site") == "cross-site"
+        if foreign:
+            message = f"the origin {origin[:200]!r} is not allowed; --cors-origin names those that are"
+            raise ApiError(403, message, code="origin_not_allowed")
 
     def _check_metrics_access(self, call: Call) -> None:
         access = self._policy.metrics_access
@@ -268,7 +282,7 @@ class App:
         """OPTIONS, on any path and without a key: what a browser asks before the request itself."""
         known = self._lookup(call.path)
         allow = ", ".join([*known[0].handlers, "OPTIONS"]) if known else "GET, POST, DELETE, OPTIONS"
-        headers: Headers = ((b"Allow", allow.encode()), *self._cors(call))
+        headers: Headers = ((b"Allow", allow.encode()), *self._common(call))
         if self._is_listed(call.header(b"origin")) and call.header(b"access-control-request-method"):
             asked = call.request.header(b"access-control-request-headers") or b"authorization, content-type"
             headers += (

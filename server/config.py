@@ -58,9 +58,7 @@ def parse(argv: list[str] | None = None) -> Config:
     parser = _parser()
     options = parser.parse_args(argv)
     if not options.api_keys and not options.insecure and not options.uds and not is_loopback(options.host):
-        parser.error(
-            f"--host {options.host} is open to other machines: give --api-keys FILE, or --insecure to allow it"
-        )
+        parser.error(f"--host {options.host} is no loopback address: give --api-keys FILE, or --insecure to allow it")
     if options.conformance_echo and not options.uds and not is_loopback(options.host):
         parser.error("--conformance-echo is for loopback addresses only")
     if len(options.engine_url) > 1:
@@ -153,11 +151,19 @@ def _engine_argv(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(argv)
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Names defaults where there is one to name."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False, []) else super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m server",
+        usage="python -m server [options]   (--help lists them)",
         description="Serve a language model: tokens over SSE, chunked HTTP and WebSocket, the moment they exist.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"sluice {VERSION}")

@@ -23,10 +23,13 @@ from server.http2_connection import Http2Connection
 from server.readers import ClientReader
 from server.websocket_connection import WebSocketConnection
 
-# Bytes in a transport's buffer above which readers stop: what a client that doesn't read costs, beside its socket.
-HIGH_WATER_BYTES = 16 * 1024
+# Bytes in a transport's buffer above which readers stop: what a client that doesn't read costs, beside its socket. Each
+# token's write that waits there costs three times its bytes, so the rest of them wait in the log.
+HIGH_WATER_BYTES = 2 * 1024
 # A second ping so long after the first: the first one's answer, a reset from a client that is gone, is here by then.
 HALF_CLOSE_PROBE_S = 0.05
+# A client whose EOF came while the transport is full, so that no ping can be written, must take some of it within this.
+HALF_CLOSE_DRAIN_S = 0.2
 # Behind the last answer the client may still be sending; closing at once would reset the connection and lose the
 # answer on its way (RFC 9112 9.6). It gets so long to read it, and so many bytes to send: most clients write a body to
 # its end before they read, and one that is too large is often many times the limit. The bytes are dropped as they come.
@@ -449,12 +452,23 @@ class Connection(asyncio.Protocol):
 
     def _probe_half_close(self, channel: HttpChannel) -> None:
         """The client sends no more, and may still be reading: two pings tell, since writing to one that is gone fails
-        by the second. Where no ping can be written, it is gone."""
-        if not channel.reader.framing.half_close or not self._writable:
+        by the second. A framing without pings has no half-close."""
+        if not channel.reader.framing.half_close:
             self.abort()
+        elif self._writable:
+            channel.ping()
+            self.host.loop.call_later(HALF_CLOSE_PROBE_S, self._probe_again, channel)
+        else:
+            self.host.loop.call_later(HALF_CLOSE_DRAIN_S, self._probe_full, channel, self._unsent())
+
+    def _probe_full(self, channel: HttpChannel, unsent: int) -> None:
+        """The transport was full when the EOF came: a client that reads has drained some of it by now."""
+        if self._channel is not channel:
             return
-        channel.ping()
-        self.host.loop.call_later(HALF_CLOSE_PROBE_S, self._probe_again, channel)
+        if self._writable or self._unsent() < unsent:
+            self._probe_half_close(channel)
+        else:
+            self.abort()
 
     def _probe_again(self, channel: HttpChannel) -> None:
         if self._channel is channel and self._writable:

@@ -52,7 +52,7 @@ class EngineLink:
         on_restart: Callable[[], None],
     ) -> None:
         self.hello: Hello | None = None
-        self.listener: Listener | None = None
+        self._listener: Listener | None = None
         self._argv = argv
         self._url = url
         self._secret = secret
@@ -64,6 +64,12 @@ class EngineLink:
         self._closing = False
         self._lost: asyncio.Future[str] | None = None
         self._keeper: asyncio.Task[None] | None = None
+
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` everything from now on, the engine's gauges first."""
+        self._listener = listener
+        if self._client is not None:
+            self._client.ask_gauges()
 
     # What streams ask
 
@@ -116,8 +122,8 @@ class EngineLink:
             reason = await self._lost
             was_up, self.hello, self._client = self.hello is not None, None, None
             self._log.event("engine_lost", reason=reason)
-            if was_up and self.listener is not None:
-                self.listener.on_engine_lost()
+            if was_up and self._listener is not None:
+                self._listener.on_engine_lost()
             await self._reap()
             failures = 0 if was_up and loop.time() - since > LIVED_S else failures + 1
             await asyncio.sleep(RESTART_PAUSES_S[min(failures - 1, len(RESTART_PAUSES_S) - 1)] if failures else 0)
@@ -138,8 +144,8 @@ class EngineLink:
                 lost.set_result(reason)
 
         def on_step(step: Step) -> None:
-            if self.listener is not None:
-                self.listener.on_step(step)
+            if self._listener is not None:
+                self._listener.on_step(step)
 
         def make() -> EngineClient:
             return EngineClient(on_hello=on_hello, on_step=on_step, on_lost=on_lost, secret=self._secret)
@@ -167,8 +173,10 @@ class EngineLink:
         self._tokenizer_hash = hello.tokenizer_hash
         self.hello = hello
         self._log.event("engine_ready", model=hello.model, pool_tokens=hello.pool_tokens)
-        if self.listener is not None:
-            self.listener.on_engine_ready()
+        if self._listener is not None:
+            self._listener.on_engine_ready()
+            assert self._client is not None
+            self._client.ask_gauges()
 
     def _spawn(self) -> socket.socket:
         """Start a child; our end of its socket."""

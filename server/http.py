@@ -36,6 +36,7 @@ class Call:
     key: str = ""  # who asks, once that is known
     api: str = ""  # the family of a generation request, for metrics and the shape of errors
     stream_id: str = ""  # of the stream that it started or came back to
+    began: bool = False  # it started that stream
     refusal_counted: bool = False
     on_stream: Callable[[Stream], None] = _nothing  # called with the stream that it started
     on_whole_answer: Callable[[], None] = _nothing  # called once a generation is collected to be sent in one piece

@@ -14,7 +14,7 @@ from server.framing import Framing
 from server.stream import Stream
 
 # Events that a reader who comes late gets in one write: enough to be fast, and a small multiple of the send buffer.
-BURST_EVENTS = 256
+BURST_EVENTS = 64
 
 
 class Channel(Protocol):

@@ -10,6 +10,7 @@ No sockets and no asyncio: time comes in by the clock of the table that owns the
 from __future__ import annotations
 
 import traceback
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -24,19 +25,25 @@ from server.outcome import Outcome
 if TYPE_CHECKING:
     from server.table import StreamTable
 
-# Escaped texts of tokens already seen, shared by all streams. A vocabulary has fewer; over it the table starts anew.
-ESCAPES_MAX = 262_144
-_escapes: dict[str, bytes] = {}
+# Events of texts already seen, shared by all streams: a token that repeats costs a log but a place in its list.
+# A vocabulary has fewer; over it the table starts anew.
+SHARED_EVENTS_MAX = 262_144
+_shared: dict[str, Event] = {}
+
+
+def text_event(choice: int, text: str) -> Event:
+    """The event of a piece of text, escaped as the inside of a JSON string; the first choice's are remembered whole."""
+    known = _shared.get(text)
+    if known is None:
+        if len(_shared) >= SHARED_EVENTS_MAX:
+            _shared.clear()
+        known = _shared[text] = Event(0, json_text(text))
+    return known if choice == 0 else Event(choice, known.text)
 
 
 def escaped(text: str) -> bytes:
     """`text` as the inside of a JSON string; remembered, since tokens repeat."""
-    known = _escapes.get(text)
-    if known is None:
-        if len(_escapes) >= ESCAPES_MAX:
-            _escapes.clear()
-        known = _escapes[text] = json_text(text)
-    return known
+    return text_event(0, text).text
 
 
 class Grammar(Protocol):
@@ -93,7 +100,7 @@ class Choice:
     sampling: Sampling
     text: TextStream
     sequence_id: int = 0  # the engine's name for it; a new one after the engine's death
-    generated: list[int] = field(default_factory=list)
+    generated: array[int] = field(default_factory=lambda: array("I"))  # a list would take ten times the memory
     credit: int = 0
     reason: str = ""  # set when it ended: stop, length, …
     matched_stop: str | None = None
@@ -132,10 +139,11 @@ class Choice:
             self.stream.append(event)
 
     def _show(self, text: str, logprob: Logprob | None) -> None:
-        data = escaped(text)
+        event = text_event(self.index, text)
         stream = self.stream
-        rendered = None if logprob is None else stream.grammar.with_logprobs(self, data, logprob)
-        stream.append(Event(self.index, data, rendered))
+        if logprob is not None:
+            event = event._replace(data=stream.grammar.with_logprobs(self, event.text, logprob))
+        stream.append(event)
         if self.shown is not None:
             self.shown.append(text)
 
@@ -144,15 +152,17 @@ class Stream:
     """Made by `StreamTable.start`; ended by `finish`, whoever comes first."""
 
     __slots__ = (
-        "choices", "created", "deaths", "first_token_at", "framing", "grammar", "held_for", "id", "idempotency", "key",
-        "last_token_at", "log", "on_finish", "outcome", "poller", "readers", "request_id", "table", "touched",
+        "choices", "client", "created", "deaths", "first_token_at", "framing", "grammar", "held_for", "id",
+        "idempotency", "key", "last_token_at", "log", "on_finish", "outcome", "poller", "readers", "request_id",
+        "table", "touched",
     )  # fmt: skip
 
-    def __init__(self, table: StreamTable, key: str, request_id: str, grammar: Grammar) -> None:
+    def __init__(self, table: StreamTable, key: str, request_id: str, grammar: Grammar, *, client: str = "") -> None:
         self.table = table
         self.id = grammar.stream_id
         self.key = key
         self.request_id = request_id
+        self.client = client  # its first reader's address, for the log
         self.grammar = grammar
         self.choices: list[Choice] = []
         self.log = Log(table.limits.log_bytes_per_stream)

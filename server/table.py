@@ -16,7 +16,7 @@ from typing import Protocol
 
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer
-from engine.wire import End, Gauges, Hello, Logprob, Sampling, Step, Submit
+from engine.wire import Admitted, End, Gauges, Hello, Logprob, Sampling, Step, Submit
 from server import outcome as outcomes
 from server.metrics import Metrics
 from server.outcome import Outcome
@@ -139,6 +139,7 @@ class StreamTable:
         *,
         key: str,
         request_id: str,
+        client: str = "",
         text: TextOptions,
         collect: bool = False,
     ) -> Stream:
@@ -146,7 +147,7 @@ class StreamTable:
 
         Raises Busy before any engine work. The caller attaches a reader at once."""
         self._refuse_when_busy(key, len(parts))
-        stream = Stream(self, key, request_id, grammar)
+        stream = Stream(self, key, request_id, grammar, client=client)
         self._streams[stream.id] = stream
         self._live[stream] = None
         self._with_slot.add(stream)
@@ -215,7 +216,7 @@ class StreamTable:
         self._choices[choice.sequence_id] = choice
         if not choice.admitted:
             self._queued += 1
-        generated = choice.generated
+        generated = choice.generated.tolist()
         self.engine.submit(
             Submit(choice.sequence_id, choice.prompt, choice.sampling, choice.credit, generated, choice.stream.key)
         )
@@ -244,7 +245,7 @@ class StreamTable:
         touched: list[Stream] = []
         for admitted in step.admitted:
             if choice := self._choices.get(admitted.id):
-                self._admit(choice, admitted.cached_tokens, now)
+                self._admit(choice, admitted)
         for told in step.prompt_logprobs:
             if choice := self._choices.get(told.id):
                 self._tell_prompt(choice, told.logprobs)
@@ -298,14 +299,14 @@ class StreamTable:
             self._metrics.ttft.observe(now - stream.created)
         stream.last_token_at = now
 
-    def _admit(self, choice: Choice, cached_tokens: int, now: float) -> None:
+    def _admit(self, choice: Choice, admitted: Admitted) -> None:
         if choice.admitted:
             return
         choice.admitted = True
-        choice.cached_tokens = min(cached_tokens, len(choice.prompt))
+        choice.cached_tokens = min(admitted.cached_tokens, len(choice.prompt))
         self._queued -= 1
         if choice is choice.stream.choices[0]:
-            self._metrics.queue.observe(now - choice.stream.created)
+            self._metrics.queue.observe(admitted.waited_s)  # the engine knows: it tells only when the step is done
 
     def _stopped(self, choice: Choice) -> None:
         """A stop string came: what the engine makes from here on is dropped."""

@@ -5,6 +5,11 @@ from __future__ import annotations
 import socket
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code; a failure is replayed by its blob.
+settings.register_profile("sluice", deadline=None, print_blob=True)
+settings.load_profile("sluice")
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from tests.support.probes import (
     USED,
     alive,
     crowd,
+    kill_engine,
     outcomes,
     processes_with,
     tokens,
@@ -40,13 +39,6 @@ DEATHS: list[dict[str, Any]] = [
     {"match": "hang", "tokens": ["a", "b", {"hang_ms": 600_000}, "c"]},
     {"match": "raise", "tokens": ["a", "b", {"raise": "a fault of the model"}, "c"]},
 ]
-
-
-def kill_engine(server: Server) -> int:
-    """SIGKILL the engine; its process id."""
-    (pid,) = server.engine_pids
-    os.kill(pid, signal.SIGKILL)
-    return pid
 
 
 def begin(client: Client, method: str, target: str, body: Any = None, headers: Any = ()) -> None:
@@ -184,11 +176,12 @@ class TestEngineThatDies:
             assert server.ask("POST", CHAT, chat("hi", max_tokens=2)).status == 200
 
     def test_a_fault_in_the_model_ends_its_stream_alone(self) -> None:
-        with Server(*PACE, scripts=DEATHS) as server:
+        with Server(*PACE, scripts=DEATHS, faults_expected=True) as server:
             (engine,) = server.engine_pids
             answer = server.ask("POST", CHAT, chat("raise", stream=True))
-            assert "a fault of the model" in answer.chunks()[-1]["error"]["message"]
+            assert answer.chunks()[-1]["error"]["message"] == "the engine failed; its log says how"
             assert answer.text() == "ab"
+            assert "RuntimeError: a fault of the model" in server.log
             assert server.ask("POST", CHAT, chat("hi", max_tokens=2)).status == 200
             assert server.engine_pids == [engine]
 
@@ -353,7 +346,7 @@ class TestUsage:
             (("--host", "0.0.0.0"), 2),
             (("--engine", "synthetic", "--synthetic-script", "/does/not/exist"), 2),
             (("--model", "/does/not/exist"), 1),
-            (("--api-keys", "/does/not/exist"), 1),
+            (("--api-keys", "/does/not/exist"), 2),
             (("--credit-window", "1"), 2),
             (("--engine", "synthetic", "--max-running", "5", "--max-batch-tokens", "5"), 2),
         ],

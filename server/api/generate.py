@@ -11,11 +11,12 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from server.api.errors import invalid
-from server.api.generation import PLAIN, SSE, Generation, framing_named, streaming
+from server.api.generation import PLAIN, SSE, Generation, check_one_choice, framing_named, streaming
 from server.api.openai_chat import ChatGrammar, encode_messages
 from server.api.polling import poller_of
 from server.api.types import GenerationFields, Message, convert
 from server.http import Call, Response, Streaming, json_response
+from server.table import Part
 
 # More parameters than there are fields are a slip, or work for nothing.
 QUERY_FIELDS_MAX = 64
@@ -30,35 +31,44 @@ class GenerateRequest(GenerationFields, kw_only=True):
 
 async def generate(generation: Generation, call: Call) -> Response | Streaming:
     """GET /v1/generate. Raises ApiError."""
-    request = _parse(query_fields(call.query))
-    generation.check_model(request.model)
-    if request.raw:
-        tokenizer = generation.model.tokenizer
-        try:
-            prompt = await generation.encode_sized(len(request.prompt), lambda: tokenizer.encode(request.prompt))
-        except ValueError as error:
-            raise invalid("prompt", str(error)) from None
-    else:
-        prompt = await encode_messages(generation, [Message(role="user", content=request.prompt)])
-    parts = generation.parts(request, [prompt], max_tokens=request.max_tokens)
-    options = request.stream_options
-    grammar = ChatGrammar(
-        "generate",
-        generation.model.name,
-        generation.model.tokenizer,
-        choices=len(parts),
-        include_usage=bool(options and options.include_usage),
-    )
+    request, grammar, parts = await plan_generate(generation, query_fields(call.query), "generate")
     accept = call.header(b"accept")
     kind = framing_named(accept)
-    if kind == PLAIN and len(parts) > 1:
-        raise invalid("n", "text/plain shows one choice only; take SSE or NDJSON for more")
+    if kind == PLAIN:
+        check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
     stream = generation.start(call, request, grammar, parts, collect=False)
     if kind is None and "application/json" in accept:
         stream.framing = SSE
         poller_of(generation.table, stream).renew_lease()
         return json_response({"stream": stream.id}, 202, ((b"X-Stream-Id", stream.id.encode()),))
     return streaming(stream, kind or SSE)
+
+
+async def plan_generate(
+    generation: Generation, fields: dict[str, str], api: str
+) -> tuple[GenerateRequest, ChatGrammar, list[Part]]:
+    """The grammar and the sequences of a request whose fields stand in a query. Raises ApiError."""
+    request = _parse(fields)
+    generation.check_model(request.model)
+    if request.raw:
+        tokenizer = generation.model.tokenizer
+        try:
+            text = request.prompt
+            prompt = await generation.encode_sized(len(text), lambda: tokenizer.encode(text), "prompt")
+        except ValueError as error:
+            raise invalid("prompt", str(error)) from None
+    else:
+        prompt = await encode_messages(generation, [Message(role="user", content=request.prompt)], "prompt")
+    parts = generation.parts(request, [prompt], max_tokens=request.max_tokens)
+    options = request.stream_options
+    grammar = ChatGrammar(
+        api,
+        generation.model.name,
+        generation.model.tokenizer,
+        choices=len(parts),
+        include_usage=bool(options and options.include_usage),
+    )
+    return request, grammar, parts
 
 
 def query_fields(query: str) -> dict[str, str]:

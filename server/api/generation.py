@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,14 @@ from server.table import Busy, Part, StreamTable, TextOptions
 
 # Longer prompts are tokenised in a thread: some milliseconds of the loop's time would delay every stream.
 ENCODE_INLINE_CHARS_MAX = 8192
+# So many long prompts are tokenised at once; others wait. Each takes memory of many times its own size meanwhile.
+ENCODERS_MAX = 2
 SSE, NDJSON, PLAIN = "sse", "ndjson", "plain"
 FRAMINGS: dict[str, type[Sse | Ndjson | Plain]] = {SSE: Sse, NDJSON: Ndjson, PLAIN: Plain}
 _BY_MEDIA_TYPE = {"text/event-stream": SSE, "application/x-ndjson": NDJSON, "text/plain": PLAIN}
+
+
+_encoders = ThreadPoolExecutor(ENCODERS_MAX, thread_name_prefix="encode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,16 @@ class Generation:
     table: StreamTable
     model: Model
 
-    async def encode_sized(self, chars: int, encode: Callable[[], list[int]]) -> list[int]:
-        """`encode()`, off the loop when the text has many characters."""
+    async def encode_sized(self, chars: int, encode: Callable[[], list[int]], param: str) -> list[int]:
+        """`encode()`, off the loop when the text has many characters. Raises ApiError 400, and does no work, for a text
+        that can't fit even if all its tokens were the longest one."""
         if chars <= ENCODE_INLINE_CHARS_MAX:
             return encode()
-        return await asyncio.get_running_loop().run_in_executor(None, encode)
+        least = chars // self.model.tokenizer.piece_bytes_max
+        limit = self.model.hello.context_tokens_max
+        if least >= limit:
+            raise _too_long(f"at least {least}", limit, param)
+        return await asyncio.get_running_loop().run_in_executor(_encoders, encode)
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that isn't served."""
@@ -72,6 +83,10 @@ class Generation:
 
         A prompt must leave room for one token; max_tokens beyond the room is cut to it."""
         limit = self.model.hello.context_tokens_max
+        sequences = len(prompts) * (request.n or 1)
+        if sequences > self.table.limits.queue_max:
+            message = f"{len(prompts)} prompts with n={request.n or 1} are {sequences} sequences"
+            raise errors.invalid("n", f"{message}; a request may have {self.table.limits.queue_max}", "out_of_range")
         seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
         stop_ids, bias = self._stop_ids(request), self._bias(request)
         parts: list[Part] = []
@@ -126,11 +141,18 @@ class Generation:
         text = TextOptions(stops=stop_strings(request), skip_special=request.skip_special_tokens is not False)
         try:
             stream = self.table.start(
-                grammar, parts, key=call.key, request_id=call.request_id, text=text, collect=collect
+                grammar,
+                parts,
+                key=call.key,
+                request_id=call.request_id,
+                client=call.client,
+                text=text,
+                collect=collect,
             )
         except Busy as busy:
             raise errors.busy(busy.status, str(busy), busy.retry_after_s) from None
         call.stream_id = stream.id
+        call.began = True
         call.on_stream(stream)
         return stream
 
@@ -140,8 +162,8 @@ class Generation:
         """Start a stream and answer with it, piece by piece or whole. Raises ApiError."""
         if request.stream:
             kind = framing_named(call.header(b"accept")) or SSE
-            if kind == PLAIN and len(parts) > 1:
-                raise errors.invalid("n", "text/plain shows one choice only; take SSE or NDJSON for more")
+            if kind == PLAIN:
+                check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
             stream = self.start(call, request, grammar, parts, collect=False)
             return streaming(stream, kind)
         return await collected(call, self.start(call, request, grammar, parts, collect=True))
@@ -158,6 +180,12 @@ async def collected(call: Call, stream: Stream) -> Response:
             stream.finish(Outcome(CANCELLED, "the client left"))
         raise
     return whole(stream)
+
+
+def check_one_choice(parts: list[Part], message: str) -> None:
+    """Raises ApiError where the text of several choices could not be told apart."""
+    if len(parts) > 1:
+        raise errors.invalid("n", message)
 
 
 def new_created() -> int:
@@ -200,11 +228,15 @@ def _check_prompt(prompt: list[int], limit: int, param: str) -> None:
     if not prompt:
         raise errors.invalid(param, "the prompt is empty: it must hold at least one token")
     if len(prompt) >= limit:
-        message = (
-            f"the prompt has {len(prompt)} tokens; with room for one new token at most {limit - 1} fit"
-            f" in this model's context of {limit}"
-        )
-        raise errors.invalid(param, message, "context_length_exceeded")
+        raise _too_long(str(len(prompt)), limit, param)
+
+
+def _too_long(tokens: str, limit: int, param: str) -> ApiError:
+    message = (
+        f"the prompt has {tokens} tokens; with room for one new token at most {limit - 1} fit"
+        f" in this model's context of {limit}"
+    )
+    return errors.invalid(param, message, "context_length_exceeded")
 
 
 def _check_prompt_logprobs(prompt: list[int], count: int, param: str) -> None:

@@ -185,15 +185,15 @@ async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> t
     return grammar, parts
 
 
-async def encode_messages(generation: Generation, messages: list[Message]) -> list[int]:
-    """The prompt's ids, by the model's chat template. Raises ApiError."""
+async def encode_messages(generation: Generation, messages: list[Message], param: str = "messages") -> list[int]:
+    """The prompt's ids, by the model's chat template. `param`: what the messages came from. Raises ApiError."""
     turns = [{"role": _role(m.role), "content": _text(m, f"messages.{i}")} for i, m in enumerate(messages)]
     tokenizer, template = generation.model.tokenizer, generation.model.template
     size = sum(len(turn["content"]) for turn in turns)
     try:
-        return await generation.encode_sized(size, lambda: encode_chat(tokenizer, template, turns))
+        return await generation.encode_sized(size, lambda: encode_chat(tokenizer, template, turns), param)
     except ChatError as error:
-        raise invalid("messages", str(error)) from None
+        raise invalid(param, str(error)) from None
 
 
 def _role(role: str) -> str:

@@ -229,7 +229,7 @@ async def _encode_text(generation: Generation, text: str, path: str) -> list[int
         raise invalid(path, f"{path} is empty")
     tokenizer = generation.model.tokenizer
     try:
-        return await generation.encode_sized(len(text), lambda: tokenizer.encode(text))
+        return await generation.encode_sized(len(text), lambda: tokenizer.encode(text), path)
     except ValueError as error:
         raise invalid(path, str(error)) from None
 

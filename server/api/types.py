@@ -187,15 +187,41 @@ def convert(value: object, kind: type[T], *, strict: bool = True) -> T:
     return checked(request)
 
 
+# msgspec's names of types, as people say them.
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_mismatch = re.compile(r"^Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`$")
+
+
+def _in_words(sentence: str) -> str:
+    """msgspec's sentence about a type, for people who know JSON and no Python."""
+    found = _mismatch.fullmatch(sentence)
+    if found is None:
+        return sentence
+    wanted = [_KINDS.get(kind, kind) for kind in found["wanted"].split(" | ") if kind != "null"]
+    return f"must be {' or '.join(wanted)}, not {_KINDS.get(found['got'], found['got'])}"
+
+
 def _explain(sentence: str) -> ApiError:
     path = ""
     if found := _at.search(sentence):
         path = found["path"].replace("[...]", "").replace("[", ".").replace("]", "")
-        sentence = sentence[: found.start()]
+        sentence = _in_words(sentence[: found.start()])
     for pattern in (_unknown, _missing):
         if found := pattern.search(sentence):
             path = f"{path}.{found['name']}" if path else found["name"]
-    code = "unknown_parameter" if "unknown field" in sentence else "invalid_type"
+    code = "invalid_type"
+    if "unknown field" in sentence:
+        code = "unknown_parameter"
+    elif "missing required field" in sentence:
+        code = "missing_parameter"
     return invalid(path or None, f"{path or 'the body'}: {sentence}", code)
 
 

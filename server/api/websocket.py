@@ -2,12 +2,14 @@
 
 Client messages: generate (with the fields of a chat or text completion), cancel, resume. Server messages: started,
 token, done, error. Every generation is a reader like any other: when the socket takes no more, all of them wait.
-A first message that does not start with `{` is a prompt: its text comes back in one message a token, then a close.
+A first message that does not start with `{` is a prompt: its text comes back in one message a token, then a close. The
+query of the socket's address says how it is generated, in the fields of GET /v1/generate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Coroutine
 from typing import Any
 
@@ -19,14 +21,14 @@ from protocols.websocket import Binary, Text, WsEvent
 from server import outcome as outcomes
 from server.api import errors, streams
 from server.api.errors import ApiError, invalid
-from server.api.generation import Generation
+from server.api.generate import plan_generate, query_fields
+from server.api.generation import Generation, check_one_choice
 from server.api.openai_chat import plan_chat, usage_of
 from server.api.openai_completions import plan_completion
 from server.api.types import (
     ChatRequest,
     CompletionRequest,
     GenerationFields,
-    Message,
     convert,
     refuse_repeated_names,
 )
@@ -44,7 +46,8 @@ from server.table import Part
 GENERATIONS_MAX = 256
 ID_CHARS_MAX = 256
 # RFC 6455 7.4.1
-NORMAL, GOING_AWAY, INTERNAL_ERROR, SERVICE_RESTART, TRY_AGAIN_LATER = 1000, 1001, 1011, 1012, 1013
+NORMAL, GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1001, 1008, 1011
+SERVICE_RESTART, TRY_AGAIN_LATER = 1012, 1013  # from IANA's registry
 
 
 class ClientMessage(msgspec.Struct):
@@ -172,20 +175,30 @@ class ApiSession:
         except ApiError as error:
             self._metrics.refused("websocket")
             self._error(id_, error)
+        except Exception:
+            self._log_fault()
+            self._error(id_, ApiError(500, "the server failed; its log has this request's id"))
         finally:
             self._has_begun(id_)
 
     async def _start_bare(self, prompt: str) -> None:
         try:
-            request = ChatRequest(messages=[Message(role="user", content=prompt)])
-            grammar, parts = await plan_chat(self._generation, request, "websocket")
+            fields = {**query_fields(self._call.query), "prompt": prompt}
+            request, grammar, parts = await plan_generate(self._generation, fields, "websocket")
+            check_one_choice(parts, "a bare prompt is answered by one choice only; take a generate message for more")
             self._show_bare(self._submit(request, grammar, parts))
         except ApiError as error:
             self._metrics.refused("websocket")
-            code = TRY_AGAIN_LATER if error.status in (429, 503) else 1008
+            code = TRY_AGAIN_LATER if error.status in (429, 503) else POLICY_VIOLATION
             self._socket.close(code, error.message)
+        except Exception:
+            self._log_fault()
+            self._socket.close(INTERNAL_ERROR, "the server failed")
         finally:
             self._has_begun("")
+
+    def _log_fault(self) -> None:
+        self._generation.table.log_fault(self._call.request_id, traceback.format_exc())
 
     def _submit(self, request: GenerationFields, grammar: Grammar, parts: list[Part]) -> Stream:
         return self._generation.start(self._call, request, grammar, parts, collect=False)

@@ -73,9 +73,11 @@ class Keys:
 
 
 def read_keys(path: str) -> Keys:
-    """Raises KeysError that says what is wrong and where, or OSError."""
+    """Raises KeysError that says what is wrong and where."""
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KeysError(f"--api-keys: {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KeysError(f"{path} is not TOML: {error}") from None
     entries = document.get("keys")

@@ -15,6 +15,7 @@ from engine.core import BIASED_IDS_MAX, LOGPROBS_MAX, PROMPT_LOGPROBS_MAX, Core,
 from engine.scheduler import Scheduler
 from engine.sequence import Sampled, Sequence
 from engine.wire import Admitted, Cancel, Credit, End, Gauges, Logprob, Sampling, Stats, Step, Submit, ToEngine
+from tests.support.clock import Clock
 from tests.support.engines import EOS, VOCAB, ChainRunner, expected
 
 BLOCK = 4
@@ -29,7 +30,11 @@ class Rig:
         self.pool = BlockPool(blocks, BLOCK)
         self.scheduler = Scheduler(self.pool, step_tokens_max=step_tokens_max, running_max=running_max)
         self.runner = ChainRunner(blocks, BLOCK, eos_ids=(EOS,), context=context)
-        self.core = Core(self.runner, self.pool, self.scheduler, version="test")
+        self.clock = Clock()
+        self.reports: list[str] = []
+        self.core = Core(
+            self.runner, self.pool, self.scheduler, version="test", clock=self.clock, report=self.reports.append
+        )
         self.steps: list[Step] = []
         self.peer = self.core.join(self.steps.append)
 
@@ -315,7 +320,9 @@ def test_an_exception_ends_the_sequences_of_that_step_and_nothing_else() -> None
     rig.core.step()
     ends = {end.id: end for end in rig.ends}
     assert {id_: end.reason for id_, end in ends.items()} == {1: "error", 2: "error"}
-    assert "RuntimeError: a kernel said no" in ends[1].message
+    assert ends[1].message == "the engine failed; its log says how"
+    (report,) = rig.reports
+    assert report.startswith("Traceback") and report.endswith("RuntimeError: a kernel said no\n")
     rig.send(Credit([(4, 1000)]))
     rig.run()
     assert rig.tokens(3) == rig.tokens(4) == expected([1, 2, 3], 5)
@@ -541,6 +548,15 @@ def test_admission_is_told_once_with_the_cached_tokens_of_that_moment() -> None:
     rig.run()
     assert rig.admitted == [Admitted(1, 0), Admitted(2, 8)]
     assert rig.tokens(2) == expected(prompt, 9)
+
+
+def test_admission_tells_how_long_the_sequence_waited() -> None:
+    rig = Rig(running_max=1)
+    rig.send(submit(1, max_tokens=2), submit(2, max_tokens=1))
+    rig.core.step()
+    rig.clock.advance(1.5)
+    rig.run()
+    assert rig.admitted == [Admitted(1, 0, 0.0), Admitted(2, 0, 1.5)]
 
 
 def test_generated_ids_of_an_earlier_engine_are_context_and_never_sent_again() -> None:

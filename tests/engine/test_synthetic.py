@@ -263,7 +263,7 @@ def test_another_engine_goes_on_behind_the_tokens_made_and_the_fault_that_follow
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        ("", "is no script"),
+        ("", "is no JSON"),
         ("[]", "is no script"),
         ("{}", "scripts"),
         ('{"scripts": [{}]}', "tokens"),
@@ -284,6 +284,6 @@ def test_a_script_of_another_form_is_refused_by_name(tmp_path: Path, document: s
         SyntheticRunner(script=str(path))
 
 
-def test_a_script_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="nowhere"):
+def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ScriptError, match=r"--synthetic-script: .*nowhere\.json: No such file"):
         SyntheticRunner(script=str(tmp_path / "nowhere.json"))

@@ -23,6 +23,7 @@ RESUMING_DOORS = (*EVENT_DOORS, *PLAIN_DOORS, "websocket", "poll")
 
 # Words of a prompt that have the synthetic engine play a script in place of counting.
 FAILS, PAUSES, EMOJI, DIES, RAISES = "it fails", "it pauses", "it is odd", "it dies", "it raises"
+WAITS = "it waits"  # for longer than any round
 FAILS_TEXT, PAUSES_TEXT, EMOJI_TEXT, DIES_TEXT, RAISES_TEXT = (
     "abcdef",
     "pqrstuvw",
@@ -38,6 +39,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
         "tokens": ["né", '"', "\\", "\n", "😀", "a\u2028b", {"hex": "e4b8"}, {"hex": "ad"}, "</s>"],
         "finish": "length",
     },
+    WAITS: {"match": WAITS, "tokens": [{"pause_ms": 600_000}, "z"]},
     DIES: {"match": DIES, "tokens": ["a", "b", {"hex": "f09f"}, {"die": True}, {"hex": "9880"}, "c"]},
     RAISES: {"match": RAISES, "tokens": [*RAISES_TEXT, {"raise": "a fault of the model"}, "o"]},
 }

@@ -222,6 +222,10 @@ class Player:
         except TimeoutError:
             return self._left_unanswered(visit)
         stream = line.header("x-stream-id")
+        if stream is None and line.status == 410:  # its first events are no longer held
+            self._finish(line)
+            self._stage.not_resumed(ledger, 410, bytes(line.body))
+            return None
         if stream is None:
             self._refused(line)
             return None
@@ -246,7 +250,7 @@ class Player:
             wanted = visit.read
             stalled = half_closed = False
             while True:
-                if not self._read_some(visit, line, feed, wanted, attendance):
+                if not self._read_some(ledger, visit, line, feed, wanted, attendance):
                     break
                 if visit.stall_s and not stalled:
                     stalled = True
@@ -263,14 +267,16 @@ class Player:
                 wanted = TO_THE_END
             self._end(ledger, visit, line, feed, Cut(visit.door, line.end, stalled or visit.small, half_closed))
 
-    def _read_some(self, visit: Visit, line: Line, feed: Feed, wanted: int, attendance: Attendance) -> bool:
+    def _read_some(
+        self, ledger: Ledger, visit: Visit, line: Line, feed: Feed, wanted: int, attendance: Attendance
+    ) -> bool:
         """Read so many events. False when there is no more to read, or the reader has lost its patience."""
         taken = 0 if feed.count == 0 else len(line.body)
         while True:
             if len(line.body) > taken:
                 data, taken = bytes(line.body[taken:]), len(line.body)
                 feed.take(data)
-            self._cancel_if_due(feed.count)
+            self._cancel_if_due(ledger, feed.count)
             if line.end != "open":
                 return False
             if 0 <= wanted <= feed.count:
@@ -326,22 +332,21 @@ class Player:
                 return
             document = lines.polled(ledger, bytes(answer.body), after)
             after, read = document.next - 1, read + len(document.events)
-            self._cancel_if_due(read)
+            self._cancel_if_due(ledger, read)
             if document.outcome is not None or (0 <= visit.read <= read):
                 return
 
     # Cancelling
 
     def _arm_cancel(self, ledger: Ledger) -> None:
-        self._ledger = ledger
         cancel = self._story.cancel
         if cancel is not None and cancel.events is None:
-            self._stage.play(f"cancel {self._story}", self._cancel_later, cancel.after_s)
+            self._stage.play(f"cancel {self._story}", self._cancel_later, ledger, cancel.after_s)
 
-    def _cancel_later(self, seconds: float) -> None:
+    def _cancel_later(self, ledger: Ledger, seconds: float) -> None:
         time.sleep(seconds)
         if self._cancel_due(None):
-            self._delete()
+            self._delete(ledger)
 
     def _cancel_due(self, count: int | None) -> bool:
         """Whether it is time to cancel, which is so once."""
@@ -352,12 +357,11 @@ class Player:
             due, self._cancel_sent = not self._cancel_sent, True
             return due
 
-    def _cancel_if_due(self, count: int) -> None:
+    def _cancel_if_due(self, ledger: Ledger, count: int) -> None:
         if self._cancel_due(count):
-            self._delete()
+            self._delete(ledger)
 
-    def _delete(self) -> None:
-        ledger = self._ledger
+    def _delete(self, ledger: Ledger) -> None:
         ledger.cancelled = True
         self._stage.count("cancelled")
         with contextlib.ExitStack() as stack:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults import judge
-from tests.faults.plan import SCRIPTS, Ask, Plan, make
+from tests.faults.plan import SCRIPTS, WAITS, Ask, Plan, make
 from tests.faults.player import Player, request
 from tests.faults.stage import SECRET, Stage
 from tests.faults.watched import WatchedServer
@@ -56,7 +56,7 @@ def _play(plan: Plan) -> Counter[str]:
     with tempfile.TemporaryDirectory(prefix="sluice-faults-") as folder:
         watched = WatchedServer(Path(folder) / "objects")
         flags = [*plan.setting.flags(), *_keys(plan, Path(folder))]
-        scripts = [SCRIPTS[name] for name in plan.setting.scripts]
+        scripts = [SCRIPTS[name] for name in (*plan.setting.scripts, WAITS)]
         program = ("tests.faults.watched", str(Path(folder) / "objects"))
         server = Server(*flags, scripts=scripts, program=program)
         with ExitStack() as stack:
@@ -180,9 +180,11 @@ def _check_alive(stage: Stage) -> None:
     server, setting = stage.server, stage.plan.setting
     until(lambda: server.ask("GET", "/ready").status == 200, "the engine is ready")
     _ask_once(stage)
-    if setting.key_streams is None:
+    if setting.key_streams is None or setting.streams_max <= setting.key_streams:
         return
-    ask = Ask("chat", "slots", max_tokens=10_000)
+    if setting.queue_timeout_s < 10 or setting.request_timeout_s is not None:
+        return  # slots that deadlines free can't be counted
+    ask = Ask("chat", WAITS, max_tokens=10)
     method, target, body = request(ask, stream=True)
     with ExitStack() as stack:
         names = []

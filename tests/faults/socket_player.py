@@ -101,7 +101,7 @@ class SocketPlayer:
     def _read_some(self, socket: WebSocketClient, wanted: int, *, stalled: bool, half_closed: bool) -> bool:
         """Read so many messages. False when there are no more, or the reader has lost its patience."""
         while self._asked or self._open:
-            if self._open and self._cancel_due(self._count):
+            if self._open and not half_closed and self._cancel_due(self._count):
                 self._cancel(socket)
             if 0 <= wanted <= self._count and not self._asked:
                 return True

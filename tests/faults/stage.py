@@ -92,11 +92,13 @@ class Stage:
             assert status == 429 and setting.key_streams is not None, (status, body)
 
     def not_resumed(self, ledger: Ledger, status: int, body: bytes) -> None:
-        """A reader was not let in: whether that can be."""
+        """A reader was not let in: whether that can be. Status 0: there was no answer."""
         setting = self.plan.setting
         self.count(f"not resumed {status}")
         if status == 410 and b"position_gone" in body:
             assert setting.log_bytes_per_stream < 1024 * 1024, body
+        elif status == 0:
+            assert self.drained, "no answer"
         elif status == 410:
             assert time.monotonic() - ledger.began_at >= setting.resume_ttl_s, f"gone too early: {ledger.stream}"
         else:

@@ -11,9 +11,22 @@ import time
 from pathlib import Path
 
 import pytest
+from hpack import Encoder
 
-from protocols.http2_guard import ACK, END_STREAM, PREFACE, Code, Kind
-from tests.support.http2 import GET, POST, Closed, Peer, Wire, data, dial, frame, make_certificate, settings
+from protocols.http2_guard import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind
+from tests.support.http2 import (
+    GET,
+    POST,
+    Closed,
+    Peer,
+    Wire,
+    data,
+    dial,
+    frame,
+    make_certificate,
+    settings,
+    window_update,
+)
 from tests.support.probes import words
 from tests.support.serving import Server, until
 
@@ -208,6 +221,30 @@ class TestTls:
                 gone.close()
             with Peer(server.port, certificate) as peer:
                 until(lambda: b'state="detached"} 2' in peer.answer(peer.ask("/metrics"))[1], "both are detached")
+
+    @pytest.mark.parametrize("alpn", ["h2", "http/1.1"])
+    def test_a_socket_that_is_not_read_parks_and_then_detaches(self, tmp_path: Path, alpn: str) -> None:
+        """TLS has buffers of its own; they fill up too."""
+        certificate, key = make_certificate(tmp_path)
+        flags = ("--metrics-access", "open", "--write-stall-timeout", "4", "--drain-timeout", "0.5")
+        path = "/v1/generate?prompt=a&max_tokens=100000"
+        with (
+            Server(*flags, "--tls-cert", str(certificate), "--tls-key", str(key)) as server,
+            dial(server.port, certificate, alpn=alpn, receive_buffer=4096) as unread,
+            Peer(server.port, certificate) as peer,
+        ):
+            if alpn == "h2":
+                block = Encoder().encode([*GET[:3], (":path", path)])
+                window = settings((4, 2**31 - 1)) + window_update(0, 2**31 - 65_536)
+                unread.sendall(PREFACE + window + frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, block))
+            else:
+                unread.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+            def is_in(state: str) -> bool:
+                return f'state="{state}"}} 1'.encode() in peer.answer(peer.ask("/metrics"))[1]
+
+            until(lambda: is_in("parked"), "it is parked")
+            until(lambda: is_in("detached"), "it is detached")
 
 
 def _openssl(port: int, *arguments: str) -> str:

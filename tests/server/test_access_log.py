@@ -83,6 +83,7 @@ def test_a_stream_has_one_line_with_its_outcome_and_its_counts() -> None:
     assert record == {
         "event": "stream",
         "request_id": "req",
+        "client": "",
         "api": "chat",
         "stream": client.stream.id[:8],
         "key": "",

@@ -422,7 +422,7 @@ def test_latencies_are_observed_once_a_step_for_each_stream() -> None:
     rig = Rig()
     client = rig.open(n=2)
     rig.clock.advance(0.25)
-    rig.admit(client.stream)
+    rig.admit(client.stream, waited_s=0.125)
     rig.clock.advance(0.25)
     ids = [choice.sequence_id for choice in client.stream.choices]
     for _ in range(3):
@@ -433,7 +433,7 @@ def test_latencies_are_observed_once_a_step_for_each_stream() -> None:
     assert [
         (sum(h._counts), round(h._sum, 6)) for h in (metrics.queue, metrics.ttft, metrics.itl, metrics.request)
     ] == [
-        (1, 0.25),
+        (1, 0.125),  # as the engine measured it
         (1, 0.5),
         (2, 0.2),
         (1, 0.8),

@@ -65,9 +65,9 @@ class ScriptedEngine:
         """Sequences with credit left."""
         return [id_ for id_ in self.live if self.made[id_] < self.credit_of[id_]]
 
-    def admit(self, *ids: int, cached: int = 0) -> Step:
+    def admit(self, *ids: int, cached: int = 0, waited_s: float = 0.0) -> Step:
         """A step that takes sequences into the batch."""
-        return Step([], [], [Admitted(id_, cached) for id_ in ids], [], [], Gauges())
+        return Step([], [], [Admitted(id_, cached, waited_s) for id_ in ids], [], [], Gauges())
 
     def tokens(self, tokens: Iterable[tuple[int, int]], *ends: End) -> Step:
         """A step with (sequence id, token) pairs, and ends."""

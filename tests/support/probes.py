@@ -4,7 +4,9 @@ server holds, which processes are there. Imports tests.support.serving only."""
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -70,6 +72,13 @@ def wait_idle(server: Server, *, detached: int = 0, deadline_s: float = 10.0) ->
 def tokens(server: Server) -> float:
     """Tokens that streams were given since the server began."""
     return server.metrics()[GENERATED]
+
+
+def kill_engine(server: Server) -> int:
+    """SIGKILL the engine; its process id."""
+    (pid,) = server.engine_pids
+    os.kill(pid, signal.SIGKILL)
+    return pid
 
 
 def alive(pid: int) -> bool:

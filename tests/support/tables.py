@@ -126,9 +126,10 @@ class Rig:
         """A stream with its first reader."""
         return Client(self.start(**options))
 
-    def admit(self, stream: Stream, cached: int = 0) -> None:
+    def admit(self, stream: Stream, cached: int = 0, waited_s: float = 0.0) -> None:
         """Its sequences enter the batch."""
-        self.table.on_step(self.engine.admit(*[choice.sequence_id for choice in stream.live], cached=cached))
+        ids = [choice.sequence_id for choice in stream.live]
+        self.table.on_step(self.engine.admit(*ids, cached=cached, waited_s=waited_s))
 
     def play(self, stream: Stream, text: str, choice: int = 0) -> None:
         """One step for each character of `text`."""

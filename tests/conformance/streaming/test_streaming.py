@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from conformance_kit.events import parse
 from conformance_kit.rules import not_offered, row, rule
-from conformance_kit.target import Target
+from conformance_kit.target import LONG_PROMPT, Target
 from conformance_kit.wire import Answer, Connection
 
 LONG = 120
@@ -99,7 +99,7 @@ def test_together(target: Target, count: int) -> None:
 def test_same_text(target: Target, tokens: int) -> None:
     if target.settings.sse_path is not None:
         not_offered("the stream is not OpenAI's (--sse-path)")
-    body = target.chat(max_tokens=tokens)
+    body = target.chat(LONG_PROMPT, max_tokens=tokens)
     whole = target.ask("POST", "/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
     assert text_of(read(begun(target, tokens))) == whole
 

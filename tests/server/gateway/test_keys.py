@@ -118,6 +118,6 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         read_keys(str(tmp_path / "keys.toml"))
 
 
-def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="nowhere"):
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KeysError, match=r"--api-keys: .*nowhere: No such file"):
         read_keys(str(tmp_path / "nowhere"))

@@ -15,6 +15,7 @@ from conformance_kit.wire import Answer, Connection
 REFUSALS = frozenset({400, 408, 411, 413, 414, 417, 421, 426, 431, 501, 505})
 ABSENT = frozenset({404, 405, 501})
 PROMPT = "What is the capital of France?"
+LONG_PROMPT = "Tell me a very long story, in many chapters."  # so that a stream has as many tokens as it may
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class Target:
     def stream_body(self, tokens: int) -> dict[str, Any]:
         """Their body."""
         if self.settings.sse_path is None:
-            return self.chat(stream=True, max_tokens=tokens)
+            return self.chat(LONG_PROMPT, stream=True, max_tokens=tokens)
         return {**json.loads(self.settings.sse_body or "{}"), "max_tokens": tokens}
 
     def stream(self, tokens: int = 16) -> Answer:
