@@ -40,6 +40,9 @@ from server.table import StreamTable
 from server.tls import Certificates, TlsError
 
 BACKLOG = 4096  # connections that wait for the loop: two thousand clients may come in one instant
+# The loop takes one connection of each listening descriptor in a turn. When each turn writes to hundreds of streams, a
+# crowd of new clients would wait for seconds, so the one socket has several descriptors.
+LISTENING_DESCRIPTORS = 16
 # Descriptors that are not connections: standard streams, the engine, the loop's own.
 RESERVED_FILES = 64
 # After the last stream's end: time for its last bytes to leave, and for WebSockets to say goodbye.
@@ -90,13 +93,15 @@ class Server:
             connections=set(),
         )
         listener.listen(BACKLOG)
-        server = await self._serve(host, listener)
+        servers = [await self._serve(host, listener)]
+        servers += [await self._serve(host, listener.dup()) for _ in range(LISTENING_DESCRIPTORS - 1)]
         gc.collect()
         gc.freeze()  # what is here stays: the collector need not look at it again and again
         print(f"sluice ready on {_address(config, listener)}", flush=True)
         await self._stop.wait()
         await self._drain(host)
-        server.close()
+        for server in servers:
+            server.close()
         if self._link is not None:
             await self._link.close()
         if config.uds:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from server.connection import HIGH_WATER_BYTES
 from tests.support.http2 import Peer
-from tests.support.probes import DETACHED, PARKED, QUEUED, USED, tokens, wait_idle, words
+from tests.support.probes import DETACHED, PARKED, QUEUED, USED, kernel_bytes, settle, tokens, wait_idle, words
 from tests.support.readings import EVENT_STREAM, NDJSON, PLAIN
 from tests.support.serving import DEADLINE_S, Client, Server, WebSocketClient, chat, joined, until
 
@@ -32,20 +31,6 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def kernel_bytes(client: Client, server: Server) -> int:
-    """Bytes on their way to the client: in the server's socket and in the client's own."""
-    ours, theirs = f":{client.socket.getsockname()[1]:04X}", f":{server.port:04X}"
-    held = 0
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, remote, _, queues = line.split()[:5]
-        sent, received = (int(part, 16) for part in queues.split(":"))
-        if (local[-5:], remote[-5:]) == (theirs, ours):
-            held += sent
-        elif (local[-5:], remote[-5:]) == (ours, theirs):
-            held += received
-    return held
-
-
 class TestStoppedReader:
     @pytest.mark.parametrize("door", TOKEN_BYTES)
     def test_parks_within_a_window_of_full_buffers(self, server: Server, door: str) -> None:
@@ -58,8 +43,7 @@ class TestStoppedReader:
             accept = {"sse": EVENT_STREAM, "ndjson": NDJSON, "plain": PLAIN}[door]
             client = server.connect(receive_buffer=SMALL)
             client.request("POST", CHAT, chat("stop", stream=True, max_tokens=LONG), [accept])
-        server.wait_metric(PARKED, 1)
-        self._settle(client, server)
+        settle(server, client)
         made, held = tokens(server) - before, kernel_bytes(client, server)
         least, most = TOKEN_BYTES[door]
         assert made >= held / most - 5  # the head and the role chunk
@@ -69,17 +53,6 @@ class TestStoppedReader:
         assert tokens(server) == before + made + 50
         client.reset()
         until(lambda: server.metrics()[PARKED] == 0, "detached")
-
-    @staticmethod
-    def _settle(client: Client, server: Server) -> None:
-        """The last segments are delivered."""
-        seen: list[int] = []
-
-        def quiet() -> bool:
-            seen.append(kernel_bytes(client, server))
-            return len(seen) > 5 and len(set(seen[-5:])) == 1
-
-        until(quiet, "the kernel's queues are quiet")
 
     def test_over_http2_the_window_is_the_buffer(self, server: Server) -> None:
         before = tokens(server)
@@ -103,7 +76,7 @@ class TestStoppedReader:
     def test_it_takes_no_place_in_the_batch(self) -> None:
         with Server(*FLAGS, "--max-running", "1") as server, server.connect(receive_buffer=SMALL) as stopped:
             stopped.request("POST", CHAT, chat("stop", stream=True, max_tokens=2000))
-            server.wait_metric(PARKED, 1)
+            settle(server, stopped)
             for number in range(3):
                 assert words(server.ask("POST", CHAT, chat(f"{number}", stream=True, max_tokens=100)).text()) == 100
             metrics = server.metrics()
@@ -117,7 +90,7 @@ class TestStoppedReader:
         flags = (*FLAGS, "--kv-blocks", "40", "--max-running", "2")
         with Server(*flags) as server, server.connect(receive_buffer=SMALL) as stopped:
             stopped.request("POST", COMPLETIONS, {"prompt": "a" * 300, "stream": True, "max_tokens": 300})
-            server.wait_metric(PARKED, 1)
+            settle(server, stopped)
             held = server.metrics()[USED]
             assert held >= 300 // 16
             body = {"prompt": "b" * 200, "stream": True, "max_tokens": 160}
@@ -138,7 +111,7 @@ class TestHalfClose:
         with server.connect(receive_buffer=SMALL) as client:
             client.request("POST", CHAT, chat("half", stream=True, max_tokens=1000), [accept])
             client.begin("POST")
-            server.wait_metric(PARKED, 1)
+            settle(server, client)
             client.end_sending()
             answer = client.finish()
         assert answer.end == "whole"
@@ -149,7 +122,7 @@ class TestHalfClose:
         with server.connect(receive_buffer=SMALL) as client:
             client.request("POST", CHAT, chat("half", stream=True, max_tokens=1000))
             client.begin("POST")
-            server.wait_metric(PARKED, 1)
+            settle(server, client)
             detached = server.metrics()[DETACHED]
             client.end_sending()
             until(lambda: server.metrics()[DETACHED] == detached + 1, "detached", 2.0)

@@ -18,6 +18,7 @@ from tests.support.probes import (
     USED,
     crowd,
     outcomes,
+    settle,
     tokens,
     wait_idle,
     words,
@@ -94,7 +95,7 @@ class TestCancelInEveryPhase:
     def test_parked(self) -> None:
         with Server("--send-buffer", "4096") as server, server.connect(receive_buffer=4096) as client:
             name = begin(client, "parked")
-            server.wait_metric(PARKED, 1)
+            settle(server, client)
             made = tokens(server)
             assert server.ask("DELETE", f"/v1/streams/{name}").json()["outcome"] == "cancelled"
             metrics = wait_idle(server)

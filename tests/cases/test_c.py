@@ -383,7 +383,9 @@ class TestGenerations:
         assert sums() == (started + 3, ended + 3)
 
 
-class TestSilence:
+class TestC12Silence:
+    """Whoever answers no ping is gone, its generations are detached; whoever reads slowly, and answers late, is not."""
+
     def test_no_pong_ends_it_with_1011(self, quick: Server) -> None:
         with WebSocketClient(quick, pong=False) as client:
             assert client.closed().code == 1011

@@ -53,7 +53,7 @@ class Pages(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def origin() -> Iterator[str]:
+def origin(node: str) -> Iterator[str]:
     """The origin of pages that are not the server's own."""
     handler = partial(Pages, directory=str(FOLDER))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as pages:

@@ -40,6 +40,14 @@ def check_streams(stage: Stage, log: str) -> None:
         assert line["outcome"] != ERROR or _may_fail(stage, line, None), line
 
 
+def check_traces(log: str) -> None:
+    """No traceback but the engine's of the faults that scripts play, and nothing that nobody waited for."""
+    faults = log.count("RuntimeError: a fault of the model")
+    assert log.count("Traceback") == faults, log[-4000:]
+    for sign in ("Warning:", "never awaited", "never retrieved"):
+        assert sign not in log, log[-4000:]
+
+
 def _shown(ledger: Ledger) -> str:
     text = repr(ledger)
     return text if len(text) < 3000 else f"{text[:1500]} … {text[-1500:]}"
@@ -126,7 +134,7 @@ def _may_fail(stage: Stage, line: dict[str, Any], expected: Expected | None) -> 
     if "the engine died" in message:
         deaths = stage.engine_kills + 2 * (plan.DIES in setting.scripts)
         return deaths > (setting.restart_wait_s >= 10)
-    if "a fault of the model" in message:
+    if "the engine failed" in message:
         return plan.RAISES in setting.scripts
     return "is stopping" in message and stage.drained
 

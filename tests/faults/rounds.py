@@ -58,7 +58,7 @@ def _play(plan: Plan) -> Counter[str]:
         flags = [*plan.setting.flags(), *_keys(plan, Path(folder))]
         scripts = [SCRIPTS[name] for name in (*plan.setting.scripts, WAITS)]
         program = ("tests.faults.watched", str(Path(folder) / "objects"))
-        server = Server(*flags, scripts=scripts, program=program)
+        server = Server(*flags, scripts=scripts, program=program, faults_expected=True)
         with ExitStack() as stack:
             stack.enter_context(server)
             stage = Stage(server, plan)
@@ -76,6 +76,7 @@ def _play(plan: Plan) -> Counter[str]:
                 assert server.wait() == 0, f"exit code {server.process.returncode}"
                 engines = []
             judge.check_streams(stage, server.log)
+            judge.check_traces(server.log)
             until(lambda: not any(map(alive, engines)), "the engine is gone")
         return stage.tally
 

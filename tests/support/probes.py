@@ -19,6 +19,7 @@ USED = 'sluice_kv_blocks{state="used"}'
 GENERATED = "sluice_generated_tokens_total"
 STATES = (RUNNING, PARKED, QUEUED, DETACHED)
 WORDS = 10_000
+QUIET_LOOKS = 10
 
 
 @contextmanager
@@ -79,6 +80,33 @@ def kill_engine(server: Server) -> int:
     (pid,) = server.engine_pids
     os.kill(pid, signal.SIGKILL)
     return pid
+
+
+def kernel_bytes(client: Client, server: Server) -> int:
+    """Bytes on their way to the client: in the server's socket and in the client's own."""
+    ours, theirs = f":{client.socket.getsockname()[1]:04X}", f":{server.port:04X}"
+    held = 0
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues = line.split()[:5]
+        sent, received = (int(part, 16) for part in queues.split(":"))
+        if (local[-5:], remote[-5:]) == (theirs, ours):
+            held += sent
+        elif (local[-5:], remote[-5:]) == (ours, theirs):
+            held += received
+    return held
+
+
+def settle(server: Server, client: Client) -> None:
+    """Until the one stream is parked for good: the kernel takes no more of it. What that takes comes in bites, and
+    between two of them the stream may park and go on."""
+    seen: list[tuple[float, float, int]] = []
+
+    def quiet() -> bool:
+        metrics = server.metrics()
+        seen.append((metrics[PARKED], metrics[GENERATED], kernel_bytes(client, server)))
+        return seen[-1][0] == 1 and len(seen) >= QUIET_LOOKS and len(set(seen[-QUIET_LOOKS:])) == 1
+
+    until(quiet, f"parked for good: {seen[-3:]}")
 
 
 def alive(pid: int) -> bool:

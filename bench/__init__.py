@@ -1,0 +1,1 @@
+"""Measurements; `python -m bench` lists them."""

@@ -1,0 +1,23 @@
+"""`python -m bench NAME …`: the benchmarks, each with options of its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHMARKS = {"stalled": "what streams that nobody reads cost those that are read"}
+
+
+def main(argv: list[str]) -> int:
+    """The exit code: 2 when there is no such benchmark."""
+    if not argv or argv[0] not in BENCHMARKS:
+        print("usage: python -m bench NAME …", file=sys.stderr)
+        for name, what in BENCHMARKS.items():
+            print(f"  {name:10} {what}", file=sys.stderr)
+        return 2
+    code: int = importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,223 @@
+"""`python -m bench stalled`: what streams that nobody reads cost those that are read.
+
+Two settings by turns, each on a fresh server with the synthetic engine at a steady pace: N streams that are read alone;
+and the same N beside N more whose clients never read. From the N that are read come the step's time (how long a stream
+takes for a token on average) and the inter-token latency (between the arrivals of two tokens at a client); from the
+server process its resident memory. Ratios are of medians over the rounds of one run.
+
+The memory of a stalled stream is what the server process grew by from the moment when the others were under way to the
+moment when all stalled streams were parked, for each of them. What the kernel's socket buffers hold is no part of it;
+what waits in the transport's own buffer above the socket is shown beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+STEP_MS = 20
+# A client that stalls has a small receive buffer, as a phone's would be full: the kernel holds twice this.
+STALLED_RECEIVE_BUFFER = 4096
+SETTLE_S_MAX = 60.0
+READ_BYTES = 64 * 1024
+GOAL_BYTES = 20 * 1024
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one server showed."""
+
+    step_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+    stalled_bytes: float = 0.0  # for each stalled stream
+    made_each: float = 0.0  # tokens made for each stalled stream
+
+
+class Readers:
+    """Streams that are read as they come, with the times at which their tokens did."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self._selector = selectors.DefaultSelector()
+        self.tokens = [0] * count
+        self.gaps: list[float] = []
+        self._last = [0.0] * count
+        self._measured = False
+        self._sockets = []
+        for number in range(count):
+            sock = _ask(port, f"reader {number}")
+            sock.setblocking(False)
+            self._sockets.append(sock)
+            self._selector.register(sock, selectors.EVENT_READ, number)
+
+    def read(self, seconds: float, *, measured: bool = False) -> None:
+        """Read what comes within so long. `measured`: keep the gaps between tokens."""
+        self._last = [0.0] * len(self._last)
+        end = time.perf_counter() + seconds
+        while (left := end - time.perf_counter()) > 0:
+            ready = self._selector.select(left)
+            now = time.perf_counter()
+            for key, _ in ready:
+                self._take(key.data, key.fileobj.recv(READ_BYTES), now, measured=measured)  # type: ignore[union-attr]
+
+    def _take(self, number: int, data: bytes, now: float, *, measured: bool) -> None:
+        assert data, "a stream ended"
+        count = data.count(b"data: ")
+        if not count:
+            return
+        self.tokens[number] += count
+        last = self._last[number]
+        if measured and last:
+            self.gaps.append(now - last)
+            self.gaps += [0.0] * (count - 1)
+        self._last[number] = now
+
+    def close(self) -> None:
+        """Leave."""
+        self._selector.close()
+        for sock in self._sockets:
+            sock.close()
+
+
+def _ask(port: int, content: str, *, receive_buffer: int | None = None) -> socket.socket:
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.connect(("127.0.0.1", port))
+    messages = [{"role": "user", "content": content}]
+    body = json.dumps({"messages": messages, "stream": True, "max_tokens": 100_000}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    sock.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+    return sock
+
+
+@contextmanager
+def _server() -> Iterator[tuple[int, int]]:
+    """A server; its port and process id."""
+    flags = ["--port", "0", "--engine", "synthetic", "--synthetic-step-ms", str(STEP_MS), "--drain-timeout", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "server", *flags], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        found = re.search(rb":(\d+)\s*$", process.stdout.readline())
+        assert found, "no ready line"
+        try:
+            yield int(found[1]), process.pid
+        finally:
+            process.kill()
+
+
+def _metric(port: int, series: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f"{series} "):
+                return float(line.rpartition(" ")[2])
+    raise LookupError(series)
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def play(count: int, seconds: float, *, stalled: bool) -> Round:
+    """One server: `count` readers, and as many stalled streams if wanted."""
+    with _server() as (port, pid):
+        readers = Readers(port, count)
+        sleepers: list[socket.socket] = []
+        try:
+            readers.read(2.0)
+            stalled_bytes = made_each = 0.0
+            if stalled:
+                before, made = (
+                    _resident_bytes(pid),
+                    _metric(port, "sluice_generated_tokens_total") - sum(readers.tokens),
+                )
+                quiet = _growth_of_readers(readers, pid, 1.0)
+                began = time.perf_counter()
+                sleepers = [_ask(port, f"s {n}", receive_buffer=STALLED_RECEIVE_BUFFER) for n in range(count)]
+                while _metric(port, 'sluice_streams{state="parked"}') < count:
+                    readers.read(0.5)
+                    assert time.perf_counter() - began < SETTLE_S_MAX, "the stalled streams don't park"
+                grown = _resident_bytes(pid) - before - quiet * (time.perf_counter() - began + 1.0)
+                stalled_bytes = grown / count
+                now = _metric(port, "sluice_generated_tokens_total") - sum(readers.tokens)
+                made_each = (now - made) / count
+            else:
+                readers.read(2.0)
+            return _measure(readers, seconds, stalled_bytes, made_each)
+        finally:
+            readers.close()
+            for sock in sleepers:
+                with suppress(OSError):
+                    sock.close()
+
+
+def _growth_of_readers(readers: Readers, pid: int, seconds: float) -> float:
+    """Bytes a second by which the server grows for those that are read: their logs."""
+    before = _resident_bytes(pid)
+    readers.read(seconds)
+    return (_resident_bytes(pid) - before) / seconds
+
+
+def _measure(readers: Readers, seconds: float, stalled_bytes: float, made_each: float) -> Round:
+    before = list(readers.tokens)
+    readers.read(seconds, measured=True)
+    each = [now - was for now, was in zip(readers.tokens, before, strict=True)]
+    gaps = sorted(readers.gaps)
+    return Round(
+        step_ms=seconds * 1000 / statistics.median(each),
+        itl_p50_ms=gaps[len(gaps) // 2] * 1000,
+        itl_p99_ms=gaps[len(gaps) * 99 // 100] * 1000,
+        stalled_bytes=stalled_bytes,
+        made_each=made_each,
+    )
+
+
+def _row(name: str, alone: list[float], beside: list[float]) -> str:
+    def shown(values: list[float]) -> str:
+        return f"{statistics.median(values):8.2f} ({min(values):.2f} to {max(values):.2f})"
+
+    ratio = statistics.median(beside) / statistics.median(alone)
+    return f"{name:12} {shown(alone):>30} {shown(beside):>30} {ratio:8.3f}"
+
+
+def main(argv: list[str]) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench stalled", description=__doc__)
+    parser.add_argument("--streams", type=int, default=500, help="that are read, and that are not")
+    parser.add_argument("--rounds", type=int, default=3, help="of each setting")
+    parser.add_argument("--seconds", type=float, default=8.0, help="that a round is measured for")
+    options = parser.parse_args(argv)
+    alone: list[Round] = []
+    beside: list[Round] = []
+    for number in range(options.rounds):
+        if sys.stderr.isatty():
+            print(f"\rround {number + 1} of {options.rounds}", end="", file=sys.stderr, flush=True)
+        alone.append(play(options.streams, options.seconds, stalled=False))
+        beside.append(play(options.streams, options.seconds, stalled=True))
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {STEP_MS} ms a step")
+    print(f"{options.rounds} rounds of {options.seconds:g} s; median (least to most)\n")
+    print(f"{'ms':12} {f'{options.streams} alone':>30} {f'beside {options.streams} stalled':>30} {'ratio':>8}")
+    for name in ("step_ms", "itl_p50_ms", "itl_p99_ms"):
+        print(_row(name.removesuffix("_ms"), [getattr(r, name) for r in alone], [getattr(r, name) for r in beside]))
+    each = statistics.median([r.stalled_bytes for r in beside]) / 1024
+    print(f"\nmemory of a stalled stream: {each:.1f} KiB (goal: under {GOAL_BYTES / 1024:.0f})")
+    print(f"tokens made for a stalled stream: {statistics.median([r.made_each for r in beside]):.0f}")
+    return 0
