@@ -26,6 +26,7 @@ from engine.wire import (
     End,
     Hello,
     Logprob,
+    PromptLogprobs,
     Sampling,
     Step,
     Submit,
@@ -35,6 +36,14 @@ from engine.wire import (
 
 # More would make one sequence's log probabilities dominate the step's time and message.
 LOGPROBS_MAX = 64
+# Of one prompt, told in one message: some megabytes.
+PROMPT_LOGPROBS_MAX = 262_144
+# OpenAI's ranges; a factor beyond the last one leaves nothing of a logit.
+PENALTY_MAX = 2.0
+REPETITION_PENALTY_MAX = 100.0
+BIAS_MAX = 100.0
+# More would be a list of most of a text's words; each costs time in every step.
+BIASED_IDS_MAX = 1024
 
 
 def _print_to_stderr(text: str) -> None:
@@ -66,6 +75,7 @@ class Peer:
     admitted: list[Admitted] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     wants_step: bool = False  # even an empty one: the gauges changed, or were asked for
 
 
@@ -102,6 +112,8 @@ class Core:
             pool_tokens=pool.blocks * pool.block_size,
             running_max=scheduler.running_max,
         )
+        # Blocks of one model mean nothing to another, should a pool ever outlive its model or be shared.
+        self._salt = f"{self.hello.model}\0{self.hello.tokenizer_hash}\0"
 
     def join(self, send: Callable[[Step], None]) -> Peer:
         """A server connected; `send` takes its steps."""
@@ -148,8 +160,11 @@ class Core:
         gauges = self._scheduler.gauges(self._steps)
         for peer in self._peers:
             if peer.ids or peer.ends or peer.admitted or peer.wants_step:
-                peer.send(Step(peer.ids, peer.tokens, peer.admitted, peer.ends, peer.logprobs, gauges))
+                peer.send(
+                    Step(peer.ids, peer.tokens, peer.admitted, peer.ends, peer.logprobs, gauges, peer.prompt_logprobs)
+                )
                 peer.ids, peer.tokens, peer.admitted, peer.ends, peer.logprobs = [], [], [], [], []
+                peer.prompt_logprobs = []
                 peer.wants_step = False
 
     def _compute(self, slices: list[Slice]) -> None:
@@ -175,14 +190,20 @@ class Core:
             return
         token = sampled.token
         peer = _owner(sequence)
+        sampling = sequence.sampling
+        generated = len(sequence.tokens) - sequence.prompt_len + 1
+        if generated == 1 and sampling.prompt_logprobs >= 0:
+            if not all(math.isfinite(each.logprob) for each in sequence.prompt_logprobs):
+                self._end(sequence, "error", message="the model's output for the prompt holds numbers that are none")
+                return
+            peer.prompt_logprobs.append(PromptLogprobs(sequence.id, sequence.prompt_logprobs))
+            sequence.prompt_logprobs = []
         if sampled.logprob is not None:
             best = sampled.logprob
             peer.logprobs.append(Logprob(len(peer.ids), best.logprob, best.top_ids, best.top_logprobs))
         peer.ids.append(sequence.id)
         peer.tokens.append(token)
         sequence.tokens.append(token)
-        sampling = sequence.sampling
-        generated = len(sequence.tokens) - sequence.prompt_len
         if sampled.finish:
             self._end(sequence, sampled.finish, by_token=sampled.by_token)
         elif (token in self._eos and not sampling.ignore_eos) or token in sampling.stop_ids:
@@ -211,7 +232,7 @@ class Core:
             prompt_len=len(message.prompt),
             sampling=message.sampling,
             credit=message.credit,
-            salt=message.salt,
+            salt=self._salt + message.salt,
             owner=peer,
             submitted_at=self._clock(),
         )
@@ -231,7 +252,9 @@ class Core:
                 return f"a token id is not in the vocabulary of {self.hello.vocab_size}"
         if len(message.generated) >= message.sampling.max_tokens:
             return "max_tokens is reached already"
-        return _sampling_fault(message.sampling)
+        if len(message.prompt) * (message.sampling.prompt_logprobs + 1) > PROMPT_LOGPROBS_MAX:
+            return f"prompt_logprobs of this prompt are more than {PROMPT_LOGPROBS_MAX} numbers"
+        return _sampling_fault(message.sampling) or _adjustment_fault(message.sampling, self.hello.vocab_size)
 
 
 def _owner(sequence: Sequence) -> Peer:
@@ -249,6 +272,22 @@ def _sampling_fault(sampling: Sampling) -> str:
         return "seed, prompt_index and choice_index must be unsigned 64-bit numbers"
     if sampling.max_tokens < 1:
         return "max_tokens must be at least 1"
-    if not -1 <= sampling.logprobs <= LOGPROBS_MAX:
-        return f"logprobs must be from -1 to {LOGPROBS_MAX}"
+    if not all(-1 <= x <= LOGPROBS_MAX for x in (sampling.logprobs, sampling.prompt_logprobs)):
+        return f"logprobs and prompt_logprobs must be from -1 to {LOGPROBS_MAX}"
+    return ""
+
+
+def _adjustment_fault(sampling: Sampling, vocab_size: int) -> str:
+    """Written so that NaN is refused too."""
+    if not all(-PENALTY_MAX <= x <= PENALTY_MAX for x in (sampling.frequency_penalty, sampling.presence_penalty)):
+        return f"frequency_penalty and presence_penalty must be from {-PENALTY_MAX:g} to {PENALTY_MAX:g}"
+    if not 0 < sampling.repetition_penalty <= REPETITION_PENALTY_MAX:
+        return f"repetition_penalty must be above 0 and at most {REPETITION_PENALTY_MAX:g}"
+    bias = sampling.logit_bias
+    if len(bias) > BIASED_IDS_MAX:
+        return f"logit_bias may name at most {BIASED_IDS_MAX} ids"
+    if len({id_ for id_, _ in bias}) < len(bias):
+        return "logit_bias names an id twice"
+    if not all(0 <= id_ < vocab_size and -BIAS_MAX <= value <= BIAS_MAX for id_, value in bias):
+        return f"logit_bias must hold ids below {vocab_size} and values from {-BIAS_MAX:g} to {BIAS_MAX:g}"
     return ""

@@ -21,11 +21,14 @@ from engine.loaders import Checkpoint, open_checkpoint
 from engine.models.config import ModelConfig, ModelError
 from engine.models.llama import LlamaDecoder
 from engine.models.pointwise import NativePointwise, Pointwise, TorchPointwise
-from engine.sampler import Sampler
+from engine.sampler import Sampler, logprobs
 from engine.sequence import Sampled, Slice
 from engine.wire import TokenizerSpec
 
 __all__ = ["ModelError", "ModelRunner"]
+
+# Logits of so many prompt ids at a time: 12 MB where the vocabulary has 49,152.
+PROMPT_ROWS_MAX = 64
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -120,12 +123,25 @@ class ModelRunner:
             torch.from_numpy(batch.positions),
             lambda layer, q, k, v: self._attention.attend(plan, layer, q, k, v),
         )
+        self._tell_prompts(slices, batch, hidden)
         sampled = [index for index, each in enumerate(slices) if each.sample]
         if not sampled:
             return []
         last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1)
         logits = self._model.logits(hidden.index_select(0, last_rows))
         return list(self._sampler.choose(logits, [slices[index].sequence for index in sampled]))
+
+    def _tell_prompts(self, slices: list[Slice], batch: StepBatch, hidden: torch.Tensor) -> None:
+        """Adds the log probabilities of prompt ids to the sequences that want them."""
+        for number in [i for i, each in enumerate(slices) if each.sequence.sampling.prompt_logprobs >= 0]:
+            each, first_row = slices[number], int(batch.rows[number])
+            sequence, targets = each.sequence, each.prompt_targets
+            for start in range(targets.start, targets.stop, PROMPT_ROWS_MAX):
+                stop = min(start + PROMPT_ROWS_MAX, targets.stop)
+                row = first_row + start - 1 - each.start
+                logits = self._model.logits(hidden[row : row + stop - start])
+                counts = [sequence.sampling.prompt_logprobs] * (stop - start)
+                sequence.prompt_logprobs += logprobs(logits, sequence.tokens[start:stop], counts, start)
 
 
 def _batch(slices: list[Slice], block_size: int) -> StepBatch:

@@ -3,7 +3,8 @@
 May import numpy, torch and the engine's wire types. A row's choice depends on its own logits and on its `Sampling`,
 never on the rows beside it, and its randomness is a pure function of (seed, prompt index, choice index, token index).
 
-Filters apply in this order: temperature, top_k, top_p over what top_k left, min_p relative to the likeliest token.
+Bias, penalties and bans come first (see engine.penalties), and greedy choice obeys them too. Then filters apply in this
+order: temperature, top_k, top_p over what top_k left, min_p relative to the likeliest token.
 The draw inverts the cumulative distribution in the order of token ids, not of probabilities: two nearly equal
 probabilities that trade places by a rounding difference would otherwise change the token.
 """
@@ -15,11 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.penalties import adjust, is_adjusted
 from engine.sequence import Sampled, Sequence
 from engine.wire import Logprob, Sampling
 
 # Within float32's range with room for a quotient; at either end the choice is greedy, or uniform, already.
 _TEMPERATURE_MIN, _TEMPERATURE_MAX = 1e-30, 1e30
+
+# What stands for the logarithm of nothing, which JSON can't say; the same number as elsewhere in the field.
+LOGPROB_MIN = -9999.0
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -34,14 +39,17 @@ class Sampler:
         """logits [rows, vocab], float32, one row for each sequence -> one answer for each. A row with a NaN, with no
         finite logit or with an infinite one is answered with an error."""
         samplings = [each.sampling for each in sequences]
-        allowed = self._without_banned(logits, sequences)
+        allowed = self._adjusted(logits, sequences)
         best, tokens = allowed.max(-1)
         drawn = [row for row, each in enumerate(samplings) if each.temperature > 0]
         if drawn:
             rows = torch.tensor(drawn, device=logits.device)
             generated = [sequences[row].generated for row in drawn]
             tokens[rows] = draw(allowed[rows], [samplings[row] for row in drawn], generated)
-        usable = best.isfinite().tolist()
+        finite = best.isfinite()
+        if allowed is not logits:  # a ban must not hide a number that is none
+            finite &= logits.amax(-1).isfinite()
+        usable = finite.tolist()
         answers = [
             Sampled(token) if good else Sampled(-1, error="the model's output holds no finite number to choose from")
             for token, good in zip(tokens.tolist(), usable, strict=True)
@@ -49,33 +57,52 @@ class Sampler:
         self._add_logprobs(logits, samplings, answers)
         return answers
 
-    def _without_banned(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
-        """The logits, with -inf at every id that must not come yet; a copy if there is any."""
+    def _adjusted(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+        """The logits with bias and penalties, and -inf at every id that must not come yet; a copy if there is any."""
+        rows = [row for row, each in enumerate(sequences) if is_adjusted(each.sampling)]
+        banned_rows, banned_ids = self._banned(logits.shape[1], sequences)
+        if not rows and not banned_rows:
+            return logits
+        adjusted = logits.clone()
+        if rows:
+            adjust(adjusted, rows, [sequences[row] for row in rows])
+        if banned_rows:
+            adjusted[banned_rows, banned_ids] = -torch.inf
+        return adjusted
+
+    def _banned(self, vocab: int, sequences: list[Sequence]) -> tuple[list[int], list[int]]:
+        """Rows, and for each an id that must not come yet."""
         rows: list[int] = []
         ids: list[int] = []
         for row, sequence in enumerate(sequences):
             if sequence.generated < sequence.sampling.min_tokens:
                 banned = {*self._eos_ids, *sequence.sampling.stop_ids}
-                ids += [each for each in banned if 0 <= each < logits.shape[1]]
+                ids += [each for each in banned if 0 <= each < vocab]
                 rows += [row] * (len(ids) - len(rows))
-        if not rows:
-            return logits
-        allowed = logits.clone()
-        allowed[rows, ids] = -torch.inf
-        return allowed
+        return rows, ids
 
     def _add_logprobs(self, logits: torch.Tensor, samplings: list[Sampling], answers: list[Sampled]) -> None:
         """Log probabilities are the model's own: of the logits as they came, before any filter."""
         wanted = [row for row, each in enumerate(samplings) if each.logprobs >= 0 and not answers[row].error]
         if not wanted:
             return
-        logprobs = logits[wanted].log_softmax(-1)
-        chosen = logprobs[range(len(wanted)), [answers[row].token for row in wanted]].tolist()
-        width = min(max(samplings[row].logprobs for row in wanted), logits.shape[1])
-        values, ids = logprobs.topk(width)
-        for row, logprob, top, tops in zip(wanted, chosen, ids.tolist(), values.tolist(), strict=True):
-            count = samplings[row].logprobs
-            answers[row].logprob = Logprob(0, logprob, top[:count], tops[:count])
+        ids = [answers[row].token for row in wanted]
+        counts = [samplings[row].logprobs for row in wanted]
+        for row, best in zip(wanted, logprobs(logits[wanted], ids, counts), strict=True):
+            answers[row].logprob = best
+
+
+def logprobs(logits: torch.Tensor, ids: list[int], counts: list[int], first: int = 0) -> list[Logprob]:
+    """For each row of logits [rows, vocab] the log probability of ids[row] and the counts[row] most likely ids; the
+    index of a row is its number plus `first`."""
+    values = logits.log_softmax(-1).clamp_(min=LOGPROB_MIN)  # a NaN stays one
+    chosen = values[range(len(ids)), ids].tolist()
+    tops, top_ids = values.topk(min(max(counts), logits.shape[1]))
+    rows = zip(chosen, top_ids.tolist(), tops.tolist(), counts, strict=True)
+    return [
+        Logprob(index, logprob, ids_of_row[:count], top[:count])
+        for index, (logprob, ids_of_row, top, count) in enumerate(rows, first)
+    ]
 
 
 def draw(logits: torch.Tensor, samplings: list[Sampling], generated: list[int]) -> torch.Tensor:

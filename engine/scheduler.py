@@ -7,6 +7,9 @@ A sequence is waiting, running or parked. Parked: it has made as many tokens as 
 blocks until somebody needs them, also while it waits to run again; only at credit 0 (no reader) it gives them back
 at once. Parking, preempting and finishing give blocks back in the same way: full ones stay in the prefix cache, so
 that going on is a cache hit and the recomputation of what was evicted.
+
+Only full blocks are shared, and a sequence writes only behind them, so no block is ever copied on write: n choices of a
+prompt compute it once, and then each for itself at most its last block.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ class Scheduler:
             elif self._grow(sequence):
                 slices.append(Slice(sequence, sequence.computed, 1, True))
         if behind:
-            self._chunk(behind, slices)
+            self._chunk(self._leading(behind), slices)
         return slices
 
     def computed(self, part: Slice) -> None:
@@ -125,21 +128,9 @@ class Scheduler:
 
     def _hold_blocks(self, sequence: Sequence) -> bool:
         """Take every block that the present tokens need, cached ones first. False, and nothing taken, if too few."""
-        pool = self.pool
-        size = pool.block_size
-        blocks = sequence.blocks
-        needed = -(-len(sequence.tokens) // size)
-        if not blocks:
-            # At least one token is computed anew: its logits choose the next.
-            reusable = (len(sequence.tokens) - 1) // size
-            self._name_blocks(sequence, reusable)
-            for name in sequence.hashes[:reusable]:
-                block = pool.share(name)
-                if block is None:
-                    break
-                blocks.append(block)
-            sequence.published = len(blocks)
-            sequence.computed = len(blocks) * size
+        pool, blocks = self.pool, sequence.blocks
+        needed = -(-len(sequence.tokens) // pool.block_size)
+        self._take_up(sequence)
         if needed - len(blocks) > pool.available and not self._reclaim_idle(needed - len(blocks), sequence):
             self._give_back(sequence)
             return False
@@ -149,6 +140,37 @@ class Scheduler:
         while len(blocks) < needed:
             blocks.append(pool.take())
         return True
+
+    def _take_up(self, sequence: Sequence) -> None:
+        """Go on behind the blocks that the cache knows by now, with them in place of own ones."""
+        pool, size, blocks = self.pool, self.pool.block_size, sequence.blocks
+        last = sequence.reusable // size
+        self._name_blocks(sequence, last)
+        for at in range(sequence.published, last):
+            block = pool.share(sequence.hashes[at])
+            if block is None:
+                return
+            if at < len(blocks):
+                pool.release(blocks[at])
+                blocks[at] = block
+            else:
+                blocks.append(block)
+            sequence.published = at + 1
+            sequence.computed = sequence.published * size
+
+    def _leading(self, behind: list[Sequence]) -> list[Sequence]:
+        """Those of `behind` that compute now. Of several that come to the same full block, the choices of one prompt
+        say, the one that is furthest in it computes it for all, and the others wait for this step. Nobody waits for one
+        that got no further by its last slice (the runner said "not yet"): it leads only itself."""
+        leaders: dict[object, Sequence] = {}
+        for sequence in behind:
+            self._take_up(sequence)
+            at = sequence.published
+            alone = at >= sequence.reusable // self.pool.block_size or sequence.tried == sequence.computed
+            key = sequence if alone else sequence.hashes[at]
+            if sequence.computed > leaders.setdefault(key, sequence).computed:
+                leaders[key] = sequence
+        return list(leaders.values())
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for a decode's token. Preempts the latest admitted if need be; False if that was this one."""
@@ -175,6 +197,7 @@ class Scheduler:
             gap = len(sequence.tokens) - sequence.computed
             count = min(gap, budget, max(CHUNK_TOKENS_MIN, budget // left))
             slices.append(Slice(sequence, sequence.computed, count, count == gap))
+            sequence.tried = sequence.computed
             budget -= count
             left -= 1
 
@@ -213,6 +236,7 @@ class Scheduler:
         sequence.blocks.clear()
         self._idle.pop(sequence, None)
         sequence.computed = sequence.published = 0
+        sequence.tried = -1
 
     def _name_blocks(self, sequence: Sequence, count: int) -> None:
         """Extend the chained hashes to the first `count` blocks."""

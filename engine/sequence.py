@@ -27,13 +27,27 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)  # block table: position p lies in blocks[p // block_size]
     hashes: list[bytes] = field(default_factory=list)  # chained hash of each full block of `tokens`, as far as known
     published: int = 0  # how many leading blocks the prefix cache knows
+    tried: int = -1  # where its latest chunk started; equal to `computed`: the runner had no answer
     arrival: int = 0  # its place among those that were never admitted; 0: it never waited
+    prompt_logprobs: list[Logprob] = field(default_factory=list)  # of prompt ids 1, 2, …, until they are told
     cached_tokens: int = -1  # prompt tokens found in the cache at first admission; -1: not admitted yet
 
     @property
     def generated(self) -> int:
         """How many ids were made so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether its prompt's log probabilities are wanted, and not told yet."""
+        return self.sampling.prompt_logprobs >= 0 and not self.generated
+
+    @property
+    def reusable(self) -> int:
+        """How many leading ids need not be computed where their keys and values are known: not the last, whose logits
+        choose the next id, nor those whose logits are the prompt's log probabilities, as far as they are missing."""
+        last = len(self.tokens) - 1
+        return min(last, len(self.prompt_logprobs)) if self.tells_prompt else last
 
 
 @dataclass(slots=True)
@@ -45,6 +59,15 @@ class Slice:
     start: int
     count: int
     sample: bool
+
+    @property
+    def prompt_targets(self) -> range:
+        """Places in the prompt whose log probabilities this part's logits tell, one behind each of the logits."""
+        sequence = self.sequence
+        if not sequence.tells_prompt:
+            return range(0)
+        start = max(self.start, len(sequence.prompt_logprobs))
+        return range(start + 1, min(self.start + self.count, sequence.prompt_len - 1) + 1)
 
 
 @dataclass(slots=True)

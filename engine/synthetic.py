@@ -118,6 +118,8 @@ class SyntheticRunner:
         play = sequence.runner_state
         if not isinstance(play, _Play):
             play = sequence.runner_state = self._begin(sequence)
+            if sequence.tells_prompt:
+                _tell_prompt(sequence, self.vocab_size)
         if play.script is not None:
             sampled = self._play(play, play.script)
         else:
@@ -181,10 +183,16 @@ def _position_after(script: _Script, generated: int) -> int:
     return at
 
 
-def _logprob(token: int, top: int, vocab_size: int) -> Logprob:
+def _tell_prompt(sequence: Sequence, vocab_size: int) -> None:
+    top = sequence.sampling.prompt_logprobs
+    prompt = enumerate(sequence.tokens[1 : sequence.prompt_len], 1)
+    sequence.prompt_logprobs = [_logprob(token, top, vocab_size, place) for place, token in prompt]
+
+
+def _logprob(token: int, top: int, vocab_size: int, index: int = 0) -> Logprob:
     """As if the token had probability 1/2, the next one 1/4, and so on."""
     ids = [(token + i) % vocab_size for i in range(top)]
-    return Logprob(0, -0.6931471805599453, ids, [-0.6931471805599453 * (i + 1) for i in range(top)])
+    return Logprob(index, -0.6931471805599453, ids, [-0.6931471805599453 * (i + 1) for i in range(top)])
 
 
 def _read_scripts(path: str, vocabulary: _Vocabulary) -> list[_Script]:

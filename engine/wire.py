@@ -18,7 +18,7 @@ import msgspec
 # A frame holds at most one tokenizer (Hello) or one prompt of a few million ids (Submit). What is longer is a
 # broken or hostile peer, and the connection ends.
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 _LENGTH = struct.Struct(">I")
 
@@ -28,7 +28,7 @@ class WireError(Exception):
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence chooses its tokens. Its randomness depends on nothing but these four numbers:
+    """How one sequence chooses its tokens. Its randomness depends on nothing but four numbers,
     (seed, prompt_index, choice_index, index of the token), so any engine can go on where another ended."""
 
     max_tokens: int
@@ -43,6 +43,11 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
     logprobs: int = -1  # -1: none; k >= 0: the chosen token's and the k most likely
+    frequency_penalty: float = 0.0  # for each time that an id was generated; 0: off
+    presence_penalty: float = 0.0  # once for each id that was generated; 0: off
+    repetition_penalty: float = 1.0  # a factor for the ids of prompt and generated text; 1: off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, what is added to its logit), each id once
+    prompt_logprobs: int = -1  # as `logprobs`, for the prompt's ids; told once, with the first new id
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -136,12 +141,20 @@ class End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
-    """For the id at `index` of the step's lists: its natural log probability and the most likely ids."""
+    """For the id at `index` of the step's lists (or of the prompt): its natural log probability and the most likely
+    ids."""
 
     index: int
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Of a sequence's prompt, in order; nothing is known of its first id."""
+
+    id: int
+    logprobs: list[Logprob]
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -153,6 +166,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     ends: list[End]
     logprobs: list[Logprob]
     gauges: Gauges
+    prompt_logprobs: list[PromptLogprobs] = []
 
 
 ToEngine = Submit | Credit | Cancel | Stats

@@ -61,6 +61,10 @@ class Grammar(Protocol):
         """The data of a piece of text that carries its token's log probability."""
         ...
 
+    def prompt_told(self, choice: Choice) -> list[Event]:
+        """Events that show the prompt's log probabilities, which were just told; they come before the first token."""
+        ...
+
     def choice_end(self, choice: Choice) -> list[Event]:
         """Events at the end of a choice, with its reason."""
         ...
@@ -104,6 +108,7 @@ class Choice:
     cached_tokens: int = 0
     shown: list[str] | None = None  # the text so far, kept only for an answer in one piece
     logprobs: list[tuple[int, Logprob]] | None = None  # likewise
+    prompt_logprobs: list[Logprob] | None = None  # of its prompt's ids from the second on; None: not told
 
     def push(self, token: int, logprob: Logprob | None) -> bool:
         """Append a token to the log. True when a stop string was completed."""
@@ -114,6 +119,14 @@ class Choice:
         if text or logprob is not None:
             self._show(text, logprob)
         return self.text.stopped
+
+    def tell_prompt(self, logprobs: list[Logprob]) -> None:
+        """The prompt's log probabilities, kept only for an answer in one piece."""
+        self.prompt_logprobs = logprobs
+        for event in self.stream.grammar.prompt_told(self):
+            self.stream.append(event)
+        if self.shown is None:
+            self.prompt_logprobs = None
 
     def close(self, reason: str) -> None:
         """Set the reason; text that was held for a stop string or a whole character goes out first."""

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer
-from engine.wire import Admitted, End, Gauges, Hello, Sampling, Step, Submit
+from engine.wire import Admitted, End, Gauges, Hello, Logprob, Sampling, Step, Submit
 from server import outcome as outcomes
 from server.metrics import Metrics
 from server.outcome import Outcome
@@ -246,6 +246,9 @@ class StreamTable:
         for admitted in step.admitted:
             if choice := self._choices.get(admitted.id):
                 self._admit(choice, admitted)
+        for told in step.prompt_logprobs:
+            if choice := self._choices.get(told.id):
+                self._tell_prompt(choice, told.logprobs)
         logprobs = {best.index: best for best in step.logprobs} if step.logprobs else None
         unshown = {end.id for end in step.ends if end.by_token} if step.ends else ()
         choices = self._choices
@@ -277,6 +280,12 @@ class StreamTable:
             stream.touched = False
             stream.wake()
         self.trim()
+
+    def _tell_prompt(self, choice: Choice, logprobs: list[Logprob]) -> None:
+        try:
+            choice.tell_prompt(logprobs)  # its first token is in the same step, and wakes the readers
+        except Exception:
+            self._fail(choice.stream)
 
     def _fail(self, stream: Stream) -> None:
         self.log_fault(stream.request_id, traceback.format_exc())

@@ -122,7 +122,8 @@ class TestCompletions:
         assert answer.choices[0].text.startswith("hello ")
         assert answer.choices[0].finish_reason == "length"
         logprobs = answer.choices[0].logprobs
-        assert logprobs is not None and len(logprobs.tokens or ()) == 5
+        assert logprobs is not None and len(logprobs.tokens or ()) == len("hello") + 5  # each byte is a token
+        assert (logprobs.token_logprobs or ())[0] is None  # nothing comes before the first one
         assert answer.usage is not None and answer.usage.completion_tokens == 5
 
     def test_streamed(self, client: OpenAI) -> None:

@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Hello, Sampling
 from server.api import errors
 from server.api.errors import ApiError
-from server.api.types import ChatRequest, GenerationFields, stop_strings
+from server.api.types import PROMPT_LOGPROBS_MAX, ChatRequest, GenerationFields, stop_strings
 from server.chat import ChatTemplate
 from server.framing import Framing, Ndjson, Plain, Sse
 from server.http import Call, Headers, Response, Streaming
 from server.outcome import CANCELLED, Outcome
 from server.readers import Collector
-from server.stream import Grammar, Stream
+from server.stream import Choice, Grammar, Stream
 from server.table import Busy, Part, StreamTable, TextOptions
 
 # Longer prompts are tokenised in a thread: some milliseconds of the loop's time would delay every stream.
@@ -70,7 +71,13 @@ class Generation:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def parts(
-        self, request: GenerationFields, prompts: list[list[int]], *, max_tokens: int | None, logprobs: int = -1
+        self,
+        request: GenerationFields,
+        prompts: list[list[int]],
+        *,
+        max_tokens: int | None,
+        logprobs: int = -1,
+        prompt_logprobs: int = -1,
     ) -> list[Part]:
         """A sequence for each prompt and choice, all of which fit. Raises ApiError.
 
@@ -81,9 +88,12 @@ class Generation:
             message = f"{len(prompts)} prompts with n={request.n or 1} are {sequences} sequences"
             raise errors.invalid("n", f"{message}; a request may have {self.table.limits.queue_max}", "out_of_range")
         seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
+        stop_ids, bias = self._stop_ids(request), self._bias(request)
         parts: list[Part] = []
         for prompt_index, prompt in enumerate(prompts):
-            _check_prompt(prompt, limit, "messages" if isinstance(request, ChatRequest) else "prompt")
+            param = "messages" if isinstance(request, ChatRequest) else "prompt"
+            _check_prompt(prompt, limit, param)
+            _check_prompt_logprobs(prompt, prompt_logprobs, param)
             room = limit - len(prompt)
             for choice_index in range(request.n or 1):
                 sampling = Sampling(
@@ -97,8 +107,13 @@ class Generation:
                     choice_index=choice_index,
                     min_tokens=request.min_tokens or 0,
                     ignore_eos=bool(request.ignore_eos),
-                    stop_ids=self._stop_ids(request),
+                    stop_ids=stop_ids,
                     logprobs=logprobs,
+                    frequency_penalty=request.frequency_penalty or 0.0,
+                    presence_penalty=request.presence_penalty or 0.0,
+                    repetition_penalty=request.repetition_penalty or 1.0,
+                    logit_bias=bias,
+                    prompt_logprobs=prompt_logprobs,
                 )
                 parts.append(Part(prompt, sampling))
         return parts
@@ -110,6 +125,14 @@ class Generation:
             if not 0 <= id_ < size:
                 raise errors.invalid(f"stop_token_ids.{index}", f"{id_} is not in the vocabulary of {size} tokens")
         return ids
+
+    def _bias(self, request: GenerationFields) -> tuple[tuple[int, float], ...]:
+        bias = tuple((int(id_), value) for id_, value in (request.logit_bias or {}).items())
+        size = self.model.hello.vocab_size
+        for id_, _ in bias:
+            if id_ >= size:
+                raise errors.invalid(f"logit_bias.{id_}", f"{id_} is not in the vocabulary of {size} tokens")
+        return bias
 
     def start(
         self, call: Call, request: GenerationFields, grammar: Grammar, parts: list[Part], *, collect: bool
@@ -214,3 +237,34 @@ def _too_long(tokens: str, limit: int, param: str) -> ApiError:
         f" in this model's context of {limit}"
     )
     return errors.invalid(param, message, "context_length_exceeded")
+
+
+def _check_prompt_logprobs(prompt: list[int], count: int, param: str) -> None:
+    numbers = len(prompt) * (count + 1)
+    if numbers > PROMPT_LOGPROBS_MAX:
+        message = f"log probabilities of this prompt are {numbers} numbers; at most {PROMPT_LOGPROBS_MAX} are told"
+        raise errors.invalid(param, message)
+
+
+def refuse_streamed_prompt_logprobs(request: GenerationFields, count: int | None, api: str) -> None:
+    """prompt_logprobs has a place in the whole answer only. Raises ApiError."""
+    if count is not None and (request.stream or api == "websocket"):
+        message = "prompt_logprobs is not available in a stream; a text completion with echo and logprobs is"
+        raise errors.invalid("prompt_logprobs", message)
+
+
+def shown_prompt_logprobs(tokenizer: Tokenizer, choice: Choice, count: int) -> list[dict[str, Any] | None]:
+    """vLLM's form: for each id of the prompt a map from ids, its own and the `count` most likely, to what is known;
+    null for the first. A rank is known of the most likely ones only."""
+    shown: list[dict[str, Any] | None] = [None]
+    for told in choice.prompt_logprobs or ():
+        known: dict[int, tuple[float, int | None]] = {choice.prompt[told.index]: (told.logprob, None)}
+        for rank, (id_, logprob) in enumerate(zip(told.top_ids[:count], told.top_logprobs, strict=False), 1):
+            known[id_] = (logprob, rank)
+        shown.append(
+            {
+                str(id_): {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.text_of(id_)}
+                for id_, (logprob, rank) in known.items()
+            }
+        )
+    return shown

@@ -16,7 +16,12 @@ from engine.wire import Logprob
 from protocols.escape import json_value
 from server.api import errors
 from server.api.errors import invalid
-from server.api.generation import Generation, new_created
+from server.api.generation import (
+    Generation,
+    new_created,
+    refuse_streamed_prompt_logprobs,
+    shown_prompt_logprobs,
+)
 from server.api.types import ChatRequest, ContentPart, Message, parse
 from server.chat import ChatError, encode_chat
 from server.framing import DONE
@@ -31,13 +36,21 @@ class ChatGrammar:
     """chat.completion and chat.completion.chunk objects."""
 
     def __init__(
-        self, api: str, model: str, tokenizer: Tokenizer, *, choices: int, include_usage: bool = False
+        self,
+        api: str,
+        model: str,
+        tokenizer: Tokenizer,
+        *,
+        choices: int,
+        include_usage: bool = False,
+        prompt_logprobs: int | None = None,
     ) -> None:
         self.api = api
         self.stream_id = new_stream_id()
         self._tokenizer = tokenizer
         self._choices = choices
         self._include_usage = include_usage
+        self._prompt_logprobs = prompt_logprobs
         self._id = f"chatcmpl-{self.stream_id}"
         self._created = new_created()
         self._model = model
@@ -66,6 +79,10 @@ class ChatGrammar:
         shown = json_value({"content": [self._shown_logprob(choice.generated[-1], logprob)], "refusal": None})
         return self._chunk(choice.index, b'{"content":"%b"}' % text, shown, b"null")
 
+    def prompt_told(self, choice: Choice) -> list[Event]:
+        """Only the whole answer shows them."""
+        return []
+
     def choice_end(self, choice: Choice) -> list[Event]:
         """An empty delta with the reason."""
         data = self._chunk(choice.index, b"{}", b"null", msgspec.json.encode(choice.reason))
@@ -83,16 +100,18 @@ class ChatGrammar:
 
     def whole(self, stream: Stream) -> bytes:
         """One chat.completion object."""
-        return msgspec.json.encode(
-            {
-                "id": self._id,
-                "object": "chat.completion",
-                "created": self._created,
-                "model": self._model,
-                "choices": [self._whole_choice(choice) for choice in stream.choices],
-                "usage": usage_of(stream),
-            }
-        )
+        answer: dict[str, Any] = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [self._whole_choice(choice) for choice in stream.choices],
+            "usage": usage_of(stream),
+        }
+        if self._prompt_logprobs is not None:
+            count = self._prompt_logprobs
+            answer["prompt_logprobs"] = shown_prompt_logprobs(self._tokenizer, stream.choices[0], count)
+        return msgspec.json.encode(answer)
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = None
@@ -148,6 +167,7 @@ async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> t
         raise invalid("response_format.type", "only the response format 'text' is supported", "unsupported_parameter")
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+    refuse_streamed_prompt_logprobs(request, request.prompt_logprobs, api)
     prompt = await encode_messages(generation, request.messages)
     options = request.stream_options
     grammar = ChatGrammar(
@@ -156,10 +176,13 @@ async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> t
         generation.model.tokenizer,
         choices=request.n or 1,
         include_usage=bool(options and options.include_usage),
+        prompt_logprobs=request.prompt_logprobs,
     )
     max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else -1
-    return grammar, generation.parts(request, [prompt], max_tokens=max_tokens, logprobs=logprobs)
+    told = -1 if request.prompt_logprobs is None else request.prompt_logprobs
+    parts = generation.parts(request, [prompt], max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=told)
+    return grammar, parts
 
 
 async def encode_messages(generation: Generation, messages: list[Message], param: str = "messages") -> list[int]:

@@ -20,6 +20,11 @@ PROMPTS_MAX = 256  # of one completions request
 MESSAGES_MAX = 4096  # a template costs some microseconds for each
 STOP_IDS_MAX = 256
 TOP_LOGPROBS_MAX = 20  # OpenAI's own limit
+PROMPT_LOGPROBS_MAX = 262_144  # numbers for one prompt: some megabytes of an answer
+PENALTY_MAX = 2  # OpenAI's own range, on either side of 0
+REPETITION_PENALTY_MAX = 100  # beyond it nothing is left of a logit
+BIAS_MAX = 100  # OpenAI's own range, on either side of 0
+BIASED_IDS_MAX = 1024  # each costs time in every step
 
 
 class ContentPart(msgspec.Struct):
@@ -80,7 +85,6 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # Refused unless they say nothing.
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -94,6 +98,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     # Refused unless they say nothing.
     tools: list[Any] | None = None
     tool_choice: Any = None
@@ -115,16 +120,13 @@ class CompletionRequest(GenerationFields, kw_only=True):
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: int | None = None  # how many of the most likely tokens are shown beside each
+    prompt_logprobs: int | None = None
     # Refused unless they say nothing.
     suffix: str | None = None
     best_of: int | None = None
 
 
 _OFF: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -145,6 +147,7 @@ T = TypeVar("T", bound=GenerationFields)
 
 _at = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
 _unknown = re.compile(r"unknown field `(?P<name>[^`]*)`")
+_decimal = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)  # one way to write each number that fits in 64 bits
 _missing = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
@@ -235,9 +238,13 @@ def checked(request: T) -> T:
     _in_range(request, "temperature", 0, 2)
     _in_range(request, "top_p", 0, 1, open_below=True)
     _in_range(request, "min_p", 0, 1)
+    _in_range(request, "frequency_penalty", -PENALTY_MAX, PENALTY_MAX)
+    _in_range(request, "presence_penalty", -PENALTY_MAX, PENALTY_MAX)
+    _in_range(request, "repetition_penalty", 0, REPETITION_PENALTY_MAX, open_below=True)
     _in_range(request, "n", 1, CHOICES_MAX)
     _in_range(request, "min_tokens", 0, None)
     _in_range(request, "top_logprobs", 0, TOP_LOGPROBS_MAX)
+    _in_range(request, "prompt_logprobs", 0, TOP_LOGPROBS_MAX)
     if isinstance(request, ChatRequest) and len(request.messages) > MESSAGES_MAX:
         raise invalid("messages", f"messages holds {len(request.messages)}; at most {MESSAGES_MAX} are allowed")
     if isinstance(request, CompletionRequest):
@@ -253,7 +260,20 @@ def checked(request: T) -> T:
         raise invalid("stop", "a stop string can't be empty")
     if len(request.stop_token_ids or ()) > STOP_IDS_MAX:
         raise invalid("stop_token_ids", f"at most {STOP_IDS_MAX} stop_token_ids are allowed")
+    _check_bias(request.logit_bias or {})
     return request
+
+
+def _check_bias(bias: dict[str, float]) -> None:
+    """Which ids there are is for the model to say."""
+    if len(bias) > BIASED_IDS_MAX:
+        raise invalid("logit_bias", f"logit_bias names {len(bias)} ids; at most {BIASED_IDS_MAX} are allowed")
+    for id_, value in bias.items():
+        if not _decimal.fullmatch(id_):
+            raise invalid("logit_bias", f"logit_bias has the key {id_[:20]!r}; keys are token ids in decimal digits")
+        if not -BIAS_MAX <= value <= BIAS_MAX:
+            message = f"logit_bias.{id_} is {value:g}; it must be at least {-BIAS_MAX} and at most {BIAS_MAX}"
+            raise invalid(f"logit_bias.{id_}", message, "out_of_range")
 
 
 def stop_strings(request: GenerationFields) -> tuple[str, ...]:

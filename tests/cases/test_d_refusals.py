@@ -253,14 +253,15 @@ WRONG: dict[str, list[Any]] = {
     "metadata": ["x", {"a": 1}, [1]],
     "store": [1, True],
     "service_tier": [1],
-    "frequency_penalty": ["x", 0.5],
-    "presence_penalty": ["x", -1],
-    "repetition_penalty": ["x", 1.1],
-    "logit_bias": [[], {"1": "x"}, {"1": 5}],
+    "frequency_penalty": ["x", 2.1, -2.1],
+    "presence_penalty": ["x", 2.1, -2.1],
+    "repetition_penalty": ["x", 0, -1, 101],
+    "logit_bias": [[], {"1": "x"}, {"1": 101}, {"1": -101}, {"1000000": 1}, {"-1": 1}, {"a": 1}, {"01": 1}],
 }
 WRONG_IN_CHAT: dict[str, list[Any]] = {
     "max_completion_tokens": [0, "1"],
     "logprobs": [1, "true"],
+    "prompt_logprobs": [-1, 21, "1", 1.5],
     "top_logprobs": [-1, 21, "1", 2],  # the last one for want of logprobs
     "tools": ["x", [{"type": "function", "function": {"name": "f"}}]],
     "tool_choice": ["required", {"type": "function"}],
@@ -278,6 +279,7 @@ WRONG_IN_CHAT: dict[str, list[Any]] = {
 WRONG_IN_COMPLETIONS: dict[str, list[Any]] = {
     "echo": [1, "true"],
     "logprobs": [-1, 21, True],
+    "prompt_logprobs": [-1, 21, "1", 1.5],
     "suffix": ["x", 1],
     "best_of": [2, "1"],
 }

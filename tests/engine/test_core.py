@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.block_pool import BlockPool
-from engine.core import LOGPROBS_MAX, Core, Peer
+from engine.core import BIASED_IDS_MAX, LOGPROBS_MAX, PROMPT_LOGPROBS_MAX, Core, Peer
 from engine.scheduler import Scheduler
-from engine.sequence import Sampled
+from engine.sequence import Sampled, Sequence
 from engine.wire import Admitted, Cancel, Credit, End, Gauges, Logprob, Sampling, Stats, Step, Submit, ToEngine
 from tests.support.clock import Clock
 from tests.support.engines import EOS, VOCAB, ChainRunner, expected
@@ -108,7 +108,23 @@ def submit(
         (submit(seed=2**64), "seed"),
         (submit(prompt_index=-1), "prompt_index"),
         (submit(choice_index=-1), "choice_index"),
+        (submit(frequency_penalty=2.1), "frequency_penalty"),
+        (submit(frequency_penalty=math.nan), "frequency_penalty"),
+        (submit(presence_penalty=-2.1), "presence_penalty"),
+        (submit(presence_penalty=math.inf), "presence_penalty"),
+        (submit(repetition_penalty=0.0), "repetition_penalty"),
+        (submit(repetition_penalty=-1.0), "repetition_penalty"),
+        (submit(repetition_penalty=math.nan), "repetition_penalty"),
+        (submit(repetition_penalty=math.inf), "repetition_penalty"),
+        (submit(logit_bias=((VOCAB, 1.0),)), "logit_bias"),
+        (submit(logit_bias=((-1, 1.0),)), "logit_bias"),
+        (submit(logit_bias=((1, 100.5),)), "logit_bias"),
+        (submit(logit_bias=((1, math.nan),)), "logit_bias"),
+        (submit(logit_bias=((1, 1.0), (1, 2.0))), "names an id twice"),
+        (submit(logit_bias=tuple((i, 1.0) for i in range(BIASED_IDS_MAX + 1))), "at most"),
         (submit(logprobs=-2), "logprobs"),
+        (submit(prompt_logprobs=-2), "prompt_logprobs"),
+        (submit(prompt_logprobs=LOGPROBS_MAX + 1), "prompt_logprobs"),
         (submit(logprobs=LOGPROBS_MAX + 1), "logprobs"),
     ],
 )
@@ -148,6 +164,11 @@ FLOATS = st.one_of(st.floats(0, 1), st.floats())
             min_tokens=INTEGERS,
             stop_ids=st.tuples(INTEGERS),
             logprobs=INTEGERS,
+            prompt_logprobs=st.one_of(st.integers(-1, 2), INTEGERS),
+            frequency_penalty=FLOATS,
+            presence_penalty=FLOATS,
+            repetition_penalty=FLOATS,
+            logit_bias=st.lists(st.tuples(INTEGERS, FLOATS), max_size=2).map(tuple),
         ),
         credit=INTEGERS,
         generated=st.lists(st.one_of(st.integers(0, VOCAB - 1), INTEGERS), max_size=5),
@@ -318,6 +339,104 @@ def test_blocks_of_a_step_that_failed_are_not_shared() -> None:
     rig.run()
     assert rig.admitted == [Admitted(1, 0), Admitted(2, 0)]
     assert rig.tokens(2) == expected(list(range(12)), 5)
+
+
+def names_of_blocks(model: str = "chain", salt: str = "") -> list[bytes]:
+    rig = Rig()
+    rig.runner.name = model
+    rig.core = Core(rig.runner, rig.pool, rig.scheduler, version="test")
+    peer = rig.core.join(lambda step: None)
+    rig.send(msgspec.structs.replace(submit(1, list(range(12))), salt=salt), peer=peer)
+    (sequence,) = peer.sequences.values()
+    rig.core.step()
+    return list(sequence.hashes)
+
+
+def test_a_blocks_name_says_which_model_and_whose_salt() -> None:
+    known = [names_of_blocks(), names_of_blocks("other"), names_of_blocks(salt="a"), names_of_blocks("other", "a")]
+    assert names_of_blocks() == known[0]
+    assert len({name for names in known for name in names}) == 4 * len(known[0]) > 4
+
+
+def told_prompts(rig: Rig) -> list[tuple[int, list[int]]]:
+    """Sequences, and for each told place in the prompt the id that the runner knew there."""
+    told = [each for step in rig.steps for each in step.prompt_logprobs]
+    assert all([best.index for best in each.logprobs] == list(range(1, len(each.logprobs) + 1)) for each in told)
+    return [(each.id, [-int(best.logprob) for best in each.logprobs]) for each in told]
+
+
+def test_prompt_logprobs_are_told_once_with_the_first_token() -> None:
+    rig = Rig(step_tokens_max=9, blocks=32)
+    prompt = list(range(40))
+    rig.send(submit(1, prompt, prompt_logprobs=0), submit(2, prompt))
+    rig.run()
+    assert told_prompts(rig) == [(1, prompt[1:])]
+    (step,) = [step for step in rig.steps if step.prompt_logprobs]
+    assert [token for id_, token in zip(step.ids, step.tokens, strict=True) if id_ == 1] == expected(prompt, 1)
+    assert rig.tokens(1) == rig.tokens(2) == expected(prompt, 5)
+    rig.assert_idle()
+
+
+def test_prompt_logprobs_of_a_cached_prompt_are_computed_again() -> None:
+    rig = Rig(blocks=32)
+    prompt = list(range(20))
+    rig.send(submit(1, prompt))
+    rig.run()
+    rig.send(submit(2, prompt, prompt_logprobs=0))
+    rig.run()
+    assert told_prompts(rig) == [(2, prompt[1:])]
+    assert rig.admitted[-1] == Admitted(2, 0)
+
+
+def test_a_prompt_that_loses_its_blocks_half_way_is_told_whole() -> None:
+    rig = Rig(step_tokens_max=9, blocks=32)
+    prompt = list(range(40))
+    rig.send(submit(1, prompt, prompt_logprobs=0))
+    for _ in range(3):
+        rig.core.step()
+        rig.send(Credit([(1, 0)]))
+        rig.core.step()
+        rig.send(submit(9, [7] * 120, max_tokens=1))  # takes every block
+        rig.run()
+        rig.send(Credit([(1, 1000)]))
+    rig.run()
+    assert told_prompts(rig) == [(1, prompt[1:])]
+    assert rig.tokens(1) == expected(prompt, 5)
+
+
+def test_a_prompt_of_one_id_has_nothing_to_tell_and_says_so() -> None:
+    rig = Rig()
+    rig.send(submit(1, [5], prompt_logprobs=3))
+    rig.run()
+    assert told_prompts(rig) == [(1, [])]
+
+
+def test_another_engine_does_not_tell_the_prompt_again() -> None:
+    """The first one told it with the first token."""
+    rig = Rig()
+    rig.send(submit(1, generated=expected([1, 2, 3], 1), prompt_logprobs=0))
+    rig.run()
+    assert told_prompts(rig) == []
+
+
+def test_prompt_logprobs_that_are_no_numbers_end_their_own_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.send(submit(1, prompt_logprobs=0), submit(2, prompt_logprobs=0))
+
+    def tell(sequence: Sequence, place: int) -> None:
+        sequence.prompt_logprobs.append(Logprob(place, math.nan if sequence.id == 1 else -0.5, [], []))
+
+    monkeypatch.setattr(rig.runner, "_tell_prompt", tell)
+    rig.run()
+    assert {end.id: end.reason for end in rig.ends} == {1: "error", 2: "length"}
+    assert [each.id for step in rig.steps for each in step.prompt_logprobs] == [2]
+
+
+def test_prompt_logprobs_of_a_long_prompt_are_bounded() -> None:
+    rig = Rig(blocks=PROMPT_LOGPROBS_MAX // BLOCK, context=PROMPT_LOGPROBS_MAX)
+    rig.send(submit(1, [1] * (PROMPT_LOGPROBS_MAX // 2 + 1), prompt_logprobs=1))
+    rig.run()
+    assert "prompt_logprobs" in rig.ends[0].message
 
 
 # Cancel is safe in every phase

@@ -148,6 +148,28 @@ def test_logits_equal_transformers(small: Small) -> None:
             assert answer.token == int(row.argmax())
 
 
+def test_prompt_logprobs_equal_transformers(small: Small) -> None:
+    """Whatever the chunks, and beside sequences that want none."""
+    count = 5
+    for chunk in (10**9, 7):
+        sequences = [
+            small.stepper.sequence(prompt, Sampling(2, temperature=0, prompt_logprobs=count if index % 3 else -1))
+            for index, prompt in enumerate(small.prompts)
+        ]
+        told = [each for index, each in enumerate(sequences) if index % 3]
+        steps = small.stepper.run(sequences, chunk=chunk, stop_at_eos=False)
+        assert all(not answer.error for answers in steps for answer in answers)
+        for sequence in told:
+            prompt = sequence.tokens[: sequence.prompt_len]
+            reference = small.reference_logprobs(prompt, 0)[:-1]
+            assert [each.index for each in sequence.prompt_logprobs] == list(range(1, len(prompt)))
+            for row, each in zip(reference, sequence.prompt_logprobs, strict=True):
+                assert each.logprob == pytest.approx(float(row[prompt[each.index]]), abs=LOGIT_TOLERANCE)
+                best = row.topk(count).values.tolist()
+                assert each.top_logprobs == pytest.approx(best, abs=LOGIT_TOLERANCE)
+                assert row[each.top_ids].tolist() == pytest.approx(best, abs=LOGIT_TOLERANCE)
+
+
 def test_text_is_the_same_alone_in_company_and_in_chunks(small: Small) -> None:
     greedy = Sampling(max_tokens=24, temperature=0)
     alone = [small.stepper.generate([prompt], greedy)[0] for prompt in small.prompts]

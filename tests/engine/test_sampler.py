@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampler import Sampler, _invert, uniform
+from engine.sampler import LOGPROB_MIN, Sampler, _invert, uniform
 from engine.sequence import Sampled, Sequence
 from engine.wire import Sampling
 
@@ -198,6 +198,14 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert three.top_logprobs == pytest.approx([expected[each] for each in (4, 0, 2)])
     assert banned.top_ids == [4, 0]
     assert banned.logprob == pytest.approx(expected[0])
+
+
+def test_the_logarithm_of_nothing_is_a_number() -> None:
+    """JSON has no infinity."""
+    logits = torch.tensor([[1.0, -math.inf, -math.inf]])
+    (answer,) = choose(logits, sequence(temperature=0, logprobs=3))
+    assert answer.logprob is not None
+    assert answer.logprob.top_logprobs == [0.0, LOGPROB_MIN, LOGPROB_MIN]
 
 
 def test_randomness_is_a_function_of_four_numbers() -> None:

@@ -8,6 +8,7 @@ memory; running ahead, chunks and preemption never change a sequence.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -34,6 +35,7 @@ class Rig:
         self.runner = ChainRunner(blocks, block)
         self.capacity = blocks * block
         self.live: dict[int, Sequence] = {}
+        self.computed_tokens = 0  # that the runner was asked for
 
     def submit(
         self, prompt: list[int], *, credit: int = 1000, max_tokens: int = 8, generated: list[int] | None = None
@@ -52,15 +54,20 @@ class Rig:
         slices = self.scheduler.schedule()
         assert all(part.sequence.state == RUNNING for part in slices)
         answers = iter(self.runner.execute(slices)) if slices else iter(())
+        self.computed_tokens += sum(part.count for part in slices)
         for part in slices:
+            answer = next(answers) if part.sample else None
+            if part.sample and answer is None:
+                continue  # not yet
             self.scheduler.computed(part)
-            if part.sample:
-                answer = next(answers)
-                assert answer is not None
+            if answer is not None:
                 self.append(part.sequence, answer.token)
         return slices
 
     def append(self, sequence: Sequence, token: int) -> None:
+        if sequence.tells_prompt:  # the core's part
+            assert [each.index for each in sequence.prompt_logprobs] == list(range(1, sequence.prompt_len))
+            sequence.prompt_logprobs = []
         sequence.tokens.append(token)
         if sequence.generated >= sequence.sampling.max_tokens or len(sequence.tokens) >= self.capacity:
             self.remove(sequence)
@@ -244,6 +251,86 @@ def test_a_resubmitted_sequence_counts_no_more_cached_tokens_than_its_prompt_has
     assert again.tokens[5:] == expected(prompt, 12)
 
 
+# One prefill for all that come with the same prompt
+
+CHOICES, LENGTH, LARGE = 8, 200, 16
+SHARED, TAIL = 192, 8  # full blocks of LENGTH, and the rest
+
+
+@pytest.mark.parametrize("budget", [65, 100, 256, 2000])
+def test_choices_of_one_prompt_compute_it_once_and_each_its_tail(budget: int) -> None:
+    rig = Rig(blocks=200, block=LARGE, step_tokens_max=budget)
+    prompt = numbers(LENGTH)
+    choices = [rig.submit(prompt, max_tokens=4) for _ in range(CHOICES)]
+    rig.run()
+    assert rig.computed_tokens == SHARED + CHOICES * (TAIL + 3)  # the last token of each is never computed
+    assert all(each.tokens[LENGTH:] == expected(prompt, 4) for each in choices)
+
+
+def test_a_prompt_that_goes_another_way_computes_only_from_there() -> None:
+    rig = Rig(blocks=200, block=LARGE, step_tokens_max=65)
+    prompts = [numbers(100) + numbers(100, start) for start in (0, 50, 150)]
+    for prompt in prompts:
+        rig.submit(prompt, max_tokens=1)
+    rig.run()
+    assert rig.computed_tokens == 3 * LENGTH - 2 * 96  # six blocks of the first 100
+
+
+def test_a_prompt_that_comes_later_joins_where_the_first_one_is() -> None:
+    rig = Rig(blocks=200, block=LARGE, step_tokens_max=65)
+    prompt = numbers(LENGTH)
+    rig.submit(prompt, max_tokens=1)
+    rig.step()
+    late = rig.submit(prompt, max_tokens=1)
+    rig.run()
+    assert (late.cached_tokens, rig.computed_tokens) == (64, LENGTH + TAIL)
+
+
+def test_what_was_shared_is_held_once() -> None:
+    rig = Rig(blocks=200, block=LARGE, step_tokens_max=256)
+    for _ in range(CHOICES):
+        rig.submit(numbers(LENGTH), max_tokens=50)
+    rig.step()
+    rig.step()
+    assert rig.pool.used == SHARED // LARGE + CHOICES
+
+
+def test_others_pass_while_choices_wait() -> None:
+    rig = Rig(blocks=200, block=LARGE, step_tokens_max=130)
+    for _ in range(CHOICES - 1):
+        rig.submit(numbers(LENGTH), max_tokens=1)
+    short = rig.submit([1, 2, 3], max_tokens=1)
+    rig.step()
+    assert short.id not in rig.live
+
+
+@pytest.mark.parametrize("leave", [Rig.remove, lambda rig, leader: rig.scheduler.credit(leader, 0)])
+def test_when_the_one_that_computes_leaves_another_goes_on(leave: Any) -> None:
+    rig = Rig(blocks=200, block=LARGE, step_tokens_max=70)
+    prompt = numbers(LENGTH)
+    leader, *others = [rig.submit(prompt, max_tokens=2) for _ in range(3)]
+    rig.step()
+    leave(rig, leader)
+    rig.run()
+    assert all(each.tokens[LENGTH:] == expected(prompt, 2) for each in others)
+    assert rig.computed_tokens <= SHARED + LARGE + 2 * (TAIL + 1)  # at most its unfinished block again
+
+
+def test_nobody_waits_for_one_that_has_no_answer_yet() -> None:
+    """A scripted pause holds up its own sequence and no other."""
+    rig = Rig(blocks=200, block=LARGE, step_tokens_max=2000)
+    prompt = numbers(LENGTH)
+    paused, other = rig.submit(prompt, max_tokens=1), rig.submit(prompt, max_tokens=1)
+    rig.runner.answers[paused.id] = None
+    rig.step()
+    rig.runner.answers[paused.id] = None
+    rig.step()
+    assert other.id not in rig.live
+    assert paused.id in rig.live
+    rig.run()
+    assert paused.tokens[LENGTH:] == expected(prompt, 1)
+
+
 # Credit
 
 
@@ -373,6 +460,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.budget = running_max + spare
         self.rig = Rig(blocks=blocks, step_tokens_max=self.budget, running_max=running_max)
         self.known: list[Sequence] = []
+        self.pauses = 0
 
     def _pick(self, data: st.DataObject) -> Sequence | None:
         live = list(self.rig.live.values())
@@ -383,6 +471,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = numbers(min(length, self.rig.capacity - 1), family * 100)
         self._add(prompt, [], credit, more)
 
+    @rule(length=st.integers(5, 30), count=st.integers(2, 4), credit=st.integers(1, 12), more=st.integers(1, 12))
+    def submit_choices(self, length: int, count: int, credit: int, more: int) -> None:
+        """Some that have the whole prompt in common."""
+        for _ in range(count):
+            self._add(numbers(min(length, self.rig.capacity - 1)), [], credit, more)
+
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        """The runner has no answer for it the next time."""
+        if sequence := self._pick(data):
+            self.rig.runner.answers[sequence.id] = None
+            self.pauses += 1
+
     @rule(length=st.integers(1, 10), made=st.integers(0, 6), credit=st.integers(0, 12), more=st.integers(1, 12))
     def resubmit(self, length: int, made: int, credit: int, more: int) -> None:
         """As after another engine's death: some ids were made before, and are context now."""
@@ -390,10 +491,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         generated = expected(prompt, min(made, self.rig.capacity - 1 - len(prompt)))
         self._add(prompt, generated, credit, more)
 
-    def _add(self, prompt: list[int], generated: list[int], credit: int, more: int) -> None:
-        sequence = Sequence(
-            len(self.known), prompt + generated, len(prompt), Sampling(max_tokens=len(generated) + more), credit
-        )
+    @rule(length=st.integers(1, 30), credit=st.integers(0, 12), more=st.integers(1, 12))
+    def submit_with_prompt_logprobs(self, length: int, credit: int, more: int) -> None:
+        """It shares its blocks, and takes up none whose logits it needs."""
+        self._add(numbers(min(length, self.rig.capacity - 1)), [], credit, more, prompt_logprobs=1)
+
+    def _add(self, prompt: list[int], generated: list[int], credit: int, more: int, prompt_logprobs: int = -1) -> None:
+        sampling = Sampling(max_tokens=len(generated) + more, prompt_logprobs=prompt_logprobs)
+        sequence = Sequence(len(self.known), prompt + generated, len(prompt), sampling, credit)
         self.known.append(sequence)
         self.rig.live[sequence.id] = sequence
         self.rig.scheduler.add(sequence)
@@ -423,10 +528,25 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:
         for _ in range(times):
+            before = list(self.rig.live.values())
+            stuck = {each for each in before if each.tried == each.computed}
+            lengths = {each: len(each.tokens) for each in before}
             slices = self.rig.step()
+            assert slices or not self.rig.scheduler.running
+            self._no_block_is_computed_twice(slices, stuck, lengths)
             assert sum(part.count for part in slices) <= self.budget
             assert len({part.sequence for part in slices}) == len(slices)
             assert all(part.count > 0 for part in slices)
+
+    def _no_block_is_computed_twice(self, slices: list[Slice], stuck: set[Sequence], lengths: dict[Any, int]) -> None:
+        """In one step, save by those that had no answer; decodes, which have no prompt to wait for, stand apart."""
+        names: list[bytes] = []
+        for part in slices:
+            sequence, end = part.sequence, part.start + part.count
+            if part.count > 1 and sequence not in stuck and sequence.sampling.prompt_logprobs < 0:
+                full = min(-(-end // BLOCK), (lengths[sequence] - 1) // BLOCK)
+                names += sequence.hashes[part.start // BLOCK : full]
+        assert len(set(names)) == len(names)
 
     @invariant()
     def blocks_are_owned_as_the_tables_say(self) -> None:
@@ -453,6 +573,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             out_of_credit = sequence.generated >= sequence.credit
             assert (sequence.state == PARKED) == out_of_credit
             assert sequence.computed < len(sequence.tokens)
+            assert not sequence.tells_prompt or sequence.computed <= len(sequence.prompt_logprobs)
             assert len(sequence.blocks) * BLOCK >= sequence.computed
         assert set(scheduler._idle) == {s for s in places if s.blocks and s.state != RUNNING}
 
@@ -481,7 +602,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         for sequence in list(self.rig.live.values()):
             self.rig.scheduler.credit(sequence, 1000)
-        steps_max = sum(2 * len(s.tokens) + 2 * s.sampling.max_tokens for s in self.rig.live.values()) + 10
+        steps_max = (
+            sum(2 * len(s.tokens) + 2 * s.sampling.max_tokens for s in self.rig.live.values()) + 10 + self.pauses
+        )
         for _ in range(steps_max):
             self.rig.step()
         assert not self.rig.live

@@ -19,6 +19,7 @@ from engine.wire import (
     Gauges,
     Hello,
     Logprob,
+    PromptLogprobs,
     Sampling,
     Stats,
     Step,
@@ -47,6 +48,11 @@ SAMPLING = st.builds(
     ignore_eos=st.booleans(),
     stop_ids=st.tuples(I64, I64),
     logprobs=I64,
+    frequency_penalty=NUMBER,
+    presence_penalty=NUMBER,
+    repetition_penalty=NUMBER,
+    prompt_logprobs=I64,
+    logit_bias=st.lists(st.tuples(I64, NUMBER), max_size=3).map(tuple),
 )
 TO_ENGINE = st.one_of(
     st.builds(Submit, id=I64, prompt=IDS, sampling=SAMPLING, credit=I64, generated=IDS, salt=st.text(max_size=5)),
@@ -61,6 +67,9 @@ SPEC = st.builds(
     special_ids=IDS,
     bos_id=st.integers(-1, 5),
     chat_template=st.text(max_size=5),
+)
+LOGPROBS = st.lists(
+    st.builds(Logprob, index=I64, logprob=NUMBER, top_ids=IDS, top_logprobs=st.lists(NUMBER, max_size=3)), max_size=3
 )
 TO_SERVER = st.one_of(
     st.builds(
@@ -82,11 +91,9 @@ TO_SERVER = st.one_of(
         tokens=IDS,
         admitted=st.lists(st.builds(Admitted, id=I64, cached_tokens=I64), max_size=3),
         ends=st.lists(st.builds(End, id=I64, reason=st.text(max_size=5), by_token=st.booleans()), max_size=3),
-        logprobs=st.lists(
-            st.builds(Logprob, index=I64, logprob=NUMBER, top_ids=IDS, top_logprobs=st.lists(NUMBER, max_size=3)),
-            max_size=3,
-        ),
+        logprobs=LOGPROBS,
         gauges=st.builds(Gauges, waiting=I64, steps=I64),
+        prompt_logprobs=st.lists(st.builds(PromptLogprobs, id=I64, logprobs=LOGPROBS), max_size=2),
     ),
 )
 

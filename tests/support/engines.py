@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from engine.sequence import Sampled, Sequence, Slice
 from engine.tokenizer import Tokenizer
-from engine.wire import Admitted, End, Gauges, Hello, Step, Submit, TokenizerSpec
+from engine.wire import WIRE_VERSION, Admitted, End, Gauges, Hello, Logprob, Step, Submit, TokenizerSpec
 from tests.support.specs import bytes_spec
 
 EOS = 256
@@ -22,7 +22,7 @@ def spec() -> TokenizerSpec:
 
 def hello(*, running_max: int = 8) -> Hello:
     """What the scripted engine says of itself."""
-    return Hello(1, "test", "scripted", spec(), "hash", VOCAB, [EOS], 4096, 65536, running_max)
+    return Hello(WIRE_VERSION, "test", "scripted", spec(), "hash", VOCAB, [EOS], 4096, 65536, running_max)
 
 
 class ScriptedEngine:
@@ -135,7 +135,16 @@ class ChainRunner:
         for part in slices:
             for position in range(part.start, part.start + part.count):
                 self.slots[self._slot(part.sequence, position)] = part.sequence.tokens[position]
+        for part in slices:
+            for place in part.prompt_targets:
+                self._tell_prompt(part.sequence, place)
         return [self._answer(part) for part in slices if part.sample]
+
+    def _tell_prompt(self, sequence: Sequence, place: int) -> None:
+        held = [self.slots[self._slot(sequence, position)] for position in range(place)]
+        assert held == sequence.tokens[:place], "the cache doesn't hold what the prompt is"
+        assert place == len(sequence.prompt_logprobs) + 1, "told twice, or never"
+        sequence.prompt_logprobs.append(Logprob(place, -float(sequence.tokens[place]), [], []))
 
     def _answer(self, part: Slice) -> Sampled | None:
         sequence = part.sequence

@@ -7,13 +7,14 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from engine.wire import Logprob
+from engine.wire import Logprob, PromptLogprobs
 from server.api.errors import ApiError
 from server.api.generation import NDJSON, PLAIN, SSE, Generation, Model, framing_named, whole
 from server.api.openai_chat import encode_messages, plan_chat
-from server.api.openai_completions import plan_completion
+from server.api.openai_completions import ECHO_TOKENS_MAX, plan_completion
 from server.api.types import ChatRequest, CompletionRequest, parse
 from server.chat import ChatTemplate
 from server.outcome import Outcome
@@ -172,6 +173,21 @@ def test_a_stop_id_beyond_the_vocabulary_is_refused() -> None:
     assert refusal(chat_parts, stop_token_ids=[5, VOCAB]).param == "stop_token_ids.1"
 
 
+def test_penalties_and_bias_reach_the_engine() -> None:
+    fields = {"frequency_penalty": -0.5, "presence_penalty": 2, "repetition_penalty": 1.2, "logit_bias": {"5": -100}}
+    for part in (*chat_parts(**fields, n=2), *completion_parts("x", **fields)):
+        sampling = part.sampling
+        assert (sampling.frequency_penalty, sampling.presence_penalty) == (-0.5, 2.0)
+        assert (sampling.repetition_penalty, sampling.logit_bias) == (1.2, ((5, -100.0),))
+    assert chat_parts(logit_bias={}, frequency_penalty=0, seed=1) == chat_parts(seed=1)
+
+
+def test_a_biased_id_beyond_the_vocabulary_is_refused() -> None:
+    error = refusal(chat_parts, logit_bias={"5": 1, str(VOCAB): 1})
+    assert error.param == f"logit_bias.{VOCAB}"
+    assert "vocabulary" in error.message
+
+
 def test_top_logprobs_needs_logprobs() -> None:
     assert refusal(chat_parts, top_logprobs=2).param == "top_logprobs"
     assert chat_parts(logprobs=True)[0].sampling.logprobs == 0
@@ -278,6 +294,101 @@ def test_a_completions_chunks_and_its_whole_answer_say_the_same(echo: bool) -> N
         assert text == answer["choices"][index]["text"] == (prompt if echo else "") + "aé😀"
         assert (mine[-1]["text"], mine[-1]["finish_reason"]) == ("", "stop")
     assert answer["usage"]["total_tokens"] == 6 + 2 * 7
+
+
+# Log probabilities of the prompt
+
+
+def play_with_prompt(rig: Rig, stream: Stream, choice: int, text: str) -> None:
+    """Steps of one byte each, with log probabilities; the first one tells of the prompt."""
+    each = stream.choices[choice]
+    width = max(each.sampling.prompt_logprobs, 0)
+    told = [
+        Logprob(i, -i / 10, [each.prompt[i], 90][:width], [-i / 10, -50.0][:width]) for i in range(1, len(each.prompt))
+    ]
+    for number, byte in enumerate(text.encode()):
+        step = rig.engine.tokens([(each.sequence_id, byte)])
+        logprobs = [Logprob(0, -0.5, [byte], [-0.5])] if each.sampling.logprobs >= 0 else []
+        prompts = [PromptLogprobs(each.sequence_id, told)] if not number else []
+        rig.table.on_step(msgspec.structs.replace(step, logprobs=logprobs, prompt_logprobs=prompts))
+    rig.end(stream, "length", choice)
+
+
+@pytest.mark.parametrize("prompt", ["x", "héy😀" * ECHO_TOKENS_MAX])
+def test_an_echo_with_logprobs_shows_both_in_chunks_and_whole(prompt: str) -> None:
+    rig = Rig()
+    body = {"prompt": [prompt, "z"], "echo": True, "logprobs": 1}
+    stream = started(rig, parse(json.dumps(body).encode(), CompletionRequest))
+    assert stream.log.end == 1  # event 0 is there before any token
+    play_with_prompt(rig, stream, 1, "b")
+    play_with_prompt(rig, stream, 0, "aé")
+    chunks, answer = events(stream), json.loads(whole(stream).body)
+    for index, asked in enumerate((prompt, "z")):
+        mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        shown = answer["choices"][index]["logprobs"]
+        text = asked + ("b" if index else "aé")
+        assert "".join(c["text"] for c in mine) == answer["choices"][index]["text"] == text
+        for name, values in shown.items():
+            assert [value for c in mine if c["logprobs"] for value in c["logprobs"][name]] == values
+        size = len(asked.encode())
+        assert len(shown["tokens"]) == len(text.encode())
+        assert (shown["token_logprobs"][0], shown["top_logprobs"][0]) == (None, None)
+        assert shown["token_logprobs"][1:size] == [-i / 10 for i in range(1, size)]
+        assert shown["token_logprobs"][size:] == [-0.5] * (len(text.encode()) - size)
+        assert shown["text_offset"][0] == 0
+        assert shown["text_offset"][size] == len(asked)
+        assert all(len(c["logprobs"]["tokens"]) <= ECHO_TOKENS_MAX for c in mine if c["logprobs"])
+
+
+def test_prompt_logprobs_are_asked_of_the_engine_as_far_as_needed() -> None:
+    def asked(**fields: Any) -> tuple[int, int]:
+        sampling = completion_parts("ab", **fields)[0].sampling
+        return sampling.logprobs, sampling.prompt_logprobs
+
+    assert asked() == asked(echo=True) == (-1, -1)
+    assert asked(logprobs=3) == (3, -1)
+    assert asked(logprobs=3, echo=True) == (3, 3)
+    assert asked(prompt_logprobs=2) == (-1, 2)
+    assert asked(logprobs=0, echo=True, prompt_logprobs=2) == (0, 2)
+    assert chat_parts(prompt_logprobs=2)[0].sampling.prompt_logprobs == 2
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_prompt_logprobs_in_vllms_form(kind: type[ChatRequest] | type[CompletionRequest]) -> None:
+    rig = Rig()
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    body = {**(chat if kind is ChatRequest else {"prompt": "xyz"}), "prompt_logprobs": 2}
+    stream = started(rig, parse(json.dumps(body).encode(), kind))
+    play_with_prompt(rig, stream, 0, "a")
+    answer = json.loads(whole(stream).body)
+    shown = (answer if kind is ChatRequest else answer["choices"][0])["prompt_logprobs"]
+    prompt = stream.choices[0].prompt
+    assert len(shown) == len(prompt)
+    assert shown[0] is None
+    assert shown[2] == {
+        str(prompt[2]): {"logprob": -0.2, "rank": 1, "decoded_token": chr(prompt[2])},
+        "90": {"logprob": -50.0, "rank": 2, "decoded_token": "Z"},
+    }
+
+
+def test_an_id_that_is_not_among_the_likeliest_is_shown_all_the_same() -> None:
+    rig = Rig()
+    stream = started(rig, parse(b'{"prompt":"xy","prompt_logprobs":0}', CompletionRequest))
+    play_with_prompt(rig, stream, 0, "a")
+    shown = json.loads(whole(stream).body)["choices"][0]["prompt_logprobs"]
+    assert shown == [None, {"121": {"logprob": -0.1, "rank": None, "decoded_token": "y"}}]
+
+
+def test_prompt_logprobs_have_no_place_in_a_stream() -> None:
+    error = refusal(completion_parts, "x", prompt_logprobs=1, stream=True)
+    assert (error.param, error.status) == ("prompt_logprobs", 400)
+    assert refusal(chat_parts, prompt_logprobs=1, stream=True).param == "prompt_logprobs"
+
+
+def test_prompt_logprobs_of_a_long_prompt_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.api.generation.PROMPT_LOGPROBS_MAX", 100)
+    completion_parts("x" * 50, logprobs=1, echo=True)
+    assert "at most 100" in refusal(completion_parts, "x" * 51, logprobs=1, echo=True).message
 
 
 @pytest.mark.parametrize(

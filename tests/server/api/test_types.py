@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from server.api.errors import ApiError
 from server.api.generate import GenerateRequest
 from server.api.types import (
+    BIASED_IDS_MAX,
     CHOICES_MAX,
     MESSAGES_MAX,
+    REPETITION_PENALTY_MAX,
     STOP_IDS_MAX,
     STOPS_MAX,
     TOP_LOGPROBS_MAX,
@@ -74,6 +76,30 @@ def test_null_means_absent_for_every_field(kind: type[GenerationFields]) -> None
         ("top_p", [0.001, 1], [0, -1, 1.1, "1"]),
         ("min_p", [0, 1], [-0.1, 1.1]),
         ("top_k", [-1, 0, 5, 10**6], [-2, 1.5, "5"]),
+        ("frequency_penalty", [-2, 0, 0.5, 2], [-2.01, 2.01, "1", True, []]),
+        ("presence_penalty", [-2, 0, 0.5, 2], [-2.01, 2.01, "1", True, []]),
+        ("repetition_penalty", [0.01, 1, 1.1, REPETITION_PENALTY_MAX], [0, -1, REPETITION_PENALTY_MAX + 1, "1", True]),
+        (
+            "logit_bias",
+            [{}, {"0": 100, "5": -100, "50256": 0.5}, {str(id_): 1 for id_ in range(BIASED_IDS_MAX)}],
+            [
+                {"5": 100.5},
+                {"5": -101},
+                {"5": "1"},
+                {"5": True},
+                {"05": 1},
+                {"": 1},
+                {"-1": 1},
+                {"+1": 1},
+                {" 1": 1},
+                {"٣": 1},
+                {"1.0": 1},
+                {"9" * 5000: 1},
+                {str(id_): 1 for id_ in range(BIASED_IDS_MAX + 1)},
+                [],
+                "5",
+            ],
+        ),
         ("n", [1, CHOICES_MAX], [0, -1, CHOICES_MAX + 1, "2"]),
         ("min_tokens", [0, 5], [-1, 1.5, 2**64]),
         ("top_logprobs", [0, TOP_LOGPROBS_MAX], [-1, TOP_LOGPROBS_MAX + 1]),
@@ -103,10 +129,6 @@ def test_completions_logprobs_is_a_count(value: int) -> None:
 @pytest.mark.parametrize(
     ("field", "off", "on"),
     [
-        ("frequency_penalty", 0, 0.5),
-        ("presence_penalty", 0.0, -1),
-        ("repetition_penalty", 1, 1.1),
-        ("logit_bias", {}, {"5": 1}),
         ("tools", [], [{"type": "function"}]),
         ("tool_choice", "auto", "required"),
         ("parallel_tool_calls", True, None),
