@@ -116,7 +116,8 @@ def _check_outcome(stage: Stage, line: dict[str, Any], ledger: Ledger, expected:
     elif outcome == CANCELLED and "by its client" in message:
         assert ledger.cancelled, "nobody cancelled it"
     elif outcome == CANCELLED and "no reader came back" in message:
-        assert ledger.absent_for(setting.resume_ttl_s - SLACK_S), f"it was read all the time: {ledger.attended}"
+        absent = ledger.absent_for(setting.resume_ttl_s - SLACK_S, line["ms"] / 1000)
+        assert absent, f"it was read all the time: {ledger.attended}, from {ledger.began_at} on"
     elif outcome == CANCELLED:
         assert setting.resume_ttl_s == 0 or not ledger.events, message
     elif outcome == EXPIRED:

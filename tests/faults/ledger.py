@@ -126,14 +126,14 @@ class Ledger:
         """Whether its last event was seen."""
         return DONE in self.events.values()
 
-    def absent_for(self, seconds: float) -> bool:
-        """Whether there was a time of that length, its last part included, in which nobody surely read."""
+    def absent_for(self, seconds: float, lived_s: float) -> bool:
+        """Whether there was a time of that length, within so long from its begin, in which nobody surely read."""
         covered = self.began_at
         for begin, end in sorted(self.attended):
             if begin - covered >= seconds:
                 return True
             covered = max(covered, end)
-        return time.monotonic() - covered >= seconds
+        return self.began_at + lived_s - covered >= seconds
 
 
 class Attendance:

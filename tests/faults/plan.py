@@ -242,7 +242,7 @@ def _ask(chosen: random.Random, number: int, setting: Setting, door: str) -> Ask
     return Ask(
         api=api,
         prompt=f"{prompt} {number}",
-        max_tokens=chosen.choice([1, 2, 20, 60, 150, 150, 400]),
+        max_tokens=chosen.choice([1, 2, 20, 60, 150, 150, 400, 800 if setting.step_ms > 1 else 400]),
         n=1 if door in PLAIN_DOORS else chosen.choice([1, 1, 1, 1, 2, 3]),
         temperature=1.0 if sampled else 0.0,
         seed=seed,
