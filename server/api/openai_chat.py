@@ -89,14 +89,8 @@ class ChatGrammar:
         return [Event(choice.index, b"", data)]
 
     def closing(self, stream: Stream, end: Outcome) -> list[Event]:
-        """The usage if it was asked for, or the error; then the terminator."""
-        events: list[Event] = []
-        if not end.success:
-            events.append(Event(-1, b"", errors.outcome_body(end)))
-        elif self._include_usage:
-            usage = msgspec.json.encode(usage_of(stream))
-            events.append(Event(-1, b"", self._head + b',"choices":[],"usage":' + usage + b"}"))
-        return [*events, Event(-1, b"", DONE)]
+        """See `closing_events`."""
+        return closing_events(stream, end, self._head if self._include_usage else None)
 
     def whole(self, stream: Stream) -> bytes:
         """One chat.completion object."""
@@ -136,6 +130,18 @@ class ChatGrammar:
     def _token(self, token: int) -> dict[str, Any]:
         piece = self._tokenizer.bytes_of(token)
         return {"token": piece.decode("utf-8", "replace"), "bytes": list(piece)}
+
+
+def closing_events(stream: Stream, end: Outcome, usage_head: bytes | None) -> list[Event]:
+    """How an OpenAI stream ends: the error, or the usage if it was asked for; then the terminator. `usage_head` is the
+    JSON of a chunk up to its choices."""
+    events: list[Event] = []
+    if not end.success:
+        events.append(Event(-1, b"", errors.outcome_body(end)))
+    elif usage_head is not None:
+        usage = msgspec.json.encode(usage_of(stream))
+        events.append(Event(-1, b"", usage_head + b',"choices":[],"usage":' + usage + b"}"))
+    return [*events, Event(-1, b"", DONE)]
 
 
 def usage_of(stream: Stream) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from engine.text import TextStream
 from engine.tokenizer import Tokenizer
 from engine.wire import Logprob
 from protocols.escape import json_value
-from server.api import errors
 from server.api.errors import invalid
 from server.api.generation import (
     Generation,
@@ -20,9 +19,9 @@ from server.api.generation import (
     refuse_streamed_prompt_logprobs,
     shown_prompt_logprobs,
 )
-from server.api.openai_chat import usage_of
+from server.api.openai_chat import closing_events, usage_of
 from server.api.types import PROMPTS_MAX, CompletionRequest, parse
-from server.framing import DONE, unescaped
+from server.framing import unescaped
 from server.http import Call, Response, Streaming
 from server.log import Event
 from server.outcome import Outcome
@@ -119,14 +118,8 @@ class CompletionGrammar:
         return [Event(choice.index, b"", self._head + shown + self._tail)]
 
     def closing(self, stream: Stream, end: Outcome) -> list[Event]:
-        """The usage if it was asked for, or the error; then the terminator."""
-        events: list[Event] = []
-        if not end.success:
-            events.append(Event(-1, b"", errors.outcome_body(end)))
-        elif self._include_usage:
-            usage = msgspec.json.encode(usage_of(stream))
-            events.append(Event(-1, b"", self._head + b',"choices":[],"usage":' + usage + b"}"))
-        return [*events, Event(-1, b"", DONE)]
+        """See `closing_events`."""
+        return closing_events(stream, end, self._head if self._include_usage else None)
 
     def whole(self, stream: Stream) -> bytes:
         """One text_completion object."""
