@@ -23,9 +23,10 @@ from server.http2_connection import Http2Connection
 from server.readers import ClientReader
 from server.websocket_connection import WebSocketConnection
 
-# Bytes in a transport's buffer above which readers stop: what a client that doesn't read costs, beside its socket. Each
-# token's write that waits there costs three times its bytes, so the rest of them wait in the log.
-HIGH_WATER_BYTES = 2 * 1024
+# Bytes in a transport's buffer above which readers stop. The socket below has a buffer of its own; a token's write that
+# waits above it takes three times its bytes, and a client that doesn't read would cost that for each. So the first one
+# or two wait there, and all others in the log, to leave in one write when the client reads again.
+HIGH_WATER_BYTES = 256
 # A second ping so long after the first: the first one's answer, a reset from a client that is gone, is here by then.
 HALF_CLOSE_PROBE_S = 0.05
 # A client whose EOF came while the transport is full, so that no ping can be written, must take some of it within this.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-# The connection's mark is 16 KiB, for a kernel that swallows that much at once. A sixteenth of it makes a peer that
-# stops reading felt after a few tokens, so that short inputs find the paths behind it.
-HIGH_WATER_DIVISOR = 16
+# No kernel is below this transport to swallow the first bytes. With half of the connection's mark a peer that stops
+# reading is felt after a few tokens, so that short inputs find the paths behind it.
+HIGH_WATER_DIVISOR = 2
 
 
 class LingerSocket:
