@@ -315,13 +315,10 @@ class Player:
     def _poll(self, ledger: Ledger, visit: Visit, after: int) -> None:
         read = 0
         while True:
-            with ledger.attend():
-                answer = self._server.ask(
-                    "GET",
-                    f"/v1/streams/{ledger.stream}?wait={POLL_S}" + (f"&after={after}" if after >= 0 else ""),
-                    None,
-                    [("Accept", "application/json"), *self._stage.headers],
-                )
+            target = f"/v1/streams/{ledger.stream}?wait={POLL_S}" + (f"&after={after}" if after >= 0 else "")
+            answer = self._server.ask("GET", target, None, [("Accept", "application/json"), *self._stage.headers])
+            if answer.status == 200:
+                ledger.attended.append((time.monotonic(), time.monotonic()))  # its lease begins anew
             if answer.status == 400 and visit.beyond:
                 return
             if answer.status != 200:
