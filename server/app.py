@@ -93,20 +93,15 @@ class App:
         generation, metrics, model = self._generation, self._metrics, self._generation.model
         once = Once()
 
-        async def chat(call: Call, _: str) -> Response | Streaming:
-            return streams.resume_named(generation, metrics, call) or await once.answer(
-                generation, metrics, call, lambda: chat_completions(generation, call)
-            )
+        def starting(begin: Callable[[Generation, Call], Awaitable[Response | Streaming]]) -> Handler:
+            """`begin`, unless the call comes back to a stream that was begun."""
 
-        async def complete(call: Call, _: str) -> Response | Streaming:
-            return streams.resume_named(generation, metrics, call) or await once.answer(
-                generation, metrics, call, lambda: completions(generation, call)
-            )
+            async def answer(call: Call, _: str) -> Response | Streaming:
+                return streams.resume_named(generation, metrics, call) or await once.answer(
+                    generation, metrics, call, lambda: begin(generation, call)
+                )
 
-        async def get_generate(call: Call, _: str) -> Response | Streaming:
-            return streams.resume_named(generation, metrics, call) or await once.answer(
-                generation, metrics, call, lambda: generate(generation, call)
-            )
+            return answer
 
         async def get_stream(call: Call, name: str) -> Response | Streaming:
             return await streams.read_stream(generation, metrics, call, name)
@@ -133,9 +128,9 @@ class App:
             raise ApiError(426, "this route speaks WebSocket", headers=((b"Upgrade", b"websocket"),))
 
         return [
-            Route("/v1/chat/completions", {"POST": chat}, generates="chat"),
-            Route("/v1/completions", {"POST": complete}, generates="completions"),
-            Route("/v1/generate", {"GET": get_generate}, generates="generate"),
+            Route("/v1/chat/completions", {"POST": starting(chat_completions)}, generates="chat"),
+            Route("/v1/completions", {"POST": starting(completions)}, generates="completions"),
+            Route("/v1/generate", {"GET": starting(generate)}, generates="generate"),
             Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}),
             Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True),
             Route("/v1/models", {"GET": get_models}),

@@ -60,7 +60,7 @@ class ClientReader:
             try:
                 events = log.slice(self.cursor, stop)
             except LookupError:  # it was so slow, beside a faster reader, that its events are gone
-                self._leave()
+                self.leave()
                 channel.cut()
                 return
             data = self.framing.render(events, self.cursor)
@@ -73,7 +73,7 @@ class ClientReader:
             if channel.writable:
                 stream.renew()
         else:
-            self._leave()
+            self.leave()
             if self.framing.lies_at_the_end and not stream.outcome.success:
                 channel.cut()
             else:
@@ -81,14 +81,11 @@ class ClientReader:
 
     def fail(self) -> None:
         """See Reader."""
-        self._leave()
+        self.leave()
         self.channel.cut()
 
     def leave(self) -> None:
-        """The client is gone."""
-        self._leave()
-
-    def _leave(self) -> None:
+        """The client is gone, or has all there is."""
         self.stream.detach(self)
 
 
