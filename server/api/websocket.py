@@ -139,15 +139,16 @@ class ApiSession:
             self._error(id_, error)
 
     def _generate(self, id_: str, fields: dict[str, Any]) -> None:
-        self._refuse_new(id_)
+        self._check_room(id_)
+        if self._draining:
+            raise errors.busy(503, "the server is going to stop", 1)
         del fields["type"], fields["id"]
         self._begin(id_, self._start(id_, fields))
 
-    def _refuse_new(self, id_: str) -> None:
+    def _check_room(self, id_: str) -> None:
+        """Raises ApiError unless one more generation can be shown under this id."""
         if id_ in self._shown or id_ in self._starting:
             raise invalid("id", f"the id {id_!r} is in use on this socket")
-        if self._draining:
-            raise errors.busy(503, "the server is going to stop", 1)
         if len(self._shown) + len(self._starting) >= GENERATIONS_MAX:
             raise errors.busy(429, f"{GENERATIONS_MAX} generations run on this socket, the limit", 1)
 
@@ -214,8 +215,7 @@ class ApiSession:
             raise ApiError(404, f"no generation with the id {id_!r} runs on this socket", param="id", code="not_found")
 
     def _resume(self, id_: str, message: ResumeMessage) -> None:
-        if id_ in self._shown or id_ in self._starting:
-            raise invalid("id", f"the id {id_!r} is in use on this socket")
+        self._check_room(id_)
         if message.after < -1:
             raise invalid("after", "after must be at least 0")
         stream = streams.find(self._generation, self._metrics, self._call, message.stream)

@@ -10,7 +10,7 @@ from typing import Any
 from protocols.http1 import Http1, Request
 from protocols.websocket import Text
 from server.api.generation import Generation, Model
-from server.api.websocket import ApiSession
+from server.api.websocket import GENERATIONS_MAX, ApiSession
 from server.chat import ChatTemplate
 from server.http import Call
 from server.metrics import Metrics
@@ -137,3 +137,20 @@ async def test_a_client_that_leaves_while_a_start_is_planned_has_nothing_begun()
     await turns()
     assert (side.types, side.socket.closed) == ([], [])
     assert not list(side.rig.table.live)
+
+
+@in_loop
+async def test_the_limit_counts_generations_whichever_way_they_came() -> None:
+    side = Side()
+    side.generate("first")
+    await turns()
+    name = side.socket.messages[0]["stream"]
+    for number in range(GENERATIONS_MAX - 1):
+        side.say(type="resume", id=f"again {number}", stream=name)
+    (stream,) = side.rig.table.live
+    assert len(stream.readers) == GENERATIONS_MAX
+    side.say(type="resume", id="over", stream=name)
+    side.generate("over too")
+    await turns()
+    assert [m["error"]["code"] for m in side.socket.messages if m["type"] == "error"] == ["rate_limit_exceeded"] * 2
+    assert len(stream.readers) == GENERATIONS_MAX
