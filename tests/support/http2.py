@@ -26,6 +26,7 @@ from h2.settings import SettingCodes
 from hpack import Decoder, Encoder
 
 from protocols.http2_guard import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind
+from tests.support.http_client import connected
 from tests.support.serving import DEADLINE_S, READ_BYTES
 from tests.support.tools import tool
 
@@ -46,12 +47,7 @@ def make_certificate(folder: Path, name: str = "localhost") -> tuple[Path, Path]
 
 def dial(port: int, certificate: Path | None, *, receive_buffer: int | None = None, alpn: str = "h2") -> socket.socket:
     """A connection, with TLS when a certificate to trust is given."""
-    raw = socket.socket()
-    if receive_buffer is not None:
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    raw.settimeout(DEADLINE_S)
-    raw.connect(("127.0.0.1", port))
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    raw = connected(port, receive_buffer=receive_buffer)
     if certificate is None:
         return raw
     context = ssl.create_default_context(cafile=certificate)
@@ -231,7 +227,11 @@ class Peer:
         self.goaway: ConnectionTerminated | None = None
         self.closed = False
         self.events: list[Event] = []
-        self.flush()
+        try:
+            self.flush()
+        except BaseException:
+            self.socket.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

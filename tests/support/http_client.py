@@ -84,16 +84,26 @@ def joined(chunks: Iterable[Any], index: int = 0) -> str:
     return "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in parts)
 
 
+def connected(port: int, *, receive_buffer: int | None = None) -> socket.socket:
+    """A connection to 127.0.0.1 with a deadline; nothing stays open when it is refused."""
+    sock = socket.socket()
+    try:
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.settimeout(DEADLINE_S)
+        sock.connect(("127.0.0.1", port))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 class Client:
     """One connection. `send` takes bytes as they are; `request` writes a proper one."""
 
     def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
-        self.socket = socket.socket()
-        if receive_buffer is not None:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(DEADLINE_S)
-        self.socket.connect(("127.0.0.1", port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connected(port, receive_buffer=receive_buffer)
         self._h11 = h11.Connection(h11.CLIENT)
         self._answer: Answer | None = None
 

@@ -72,12 +72,15 @@ class WebSocketClient:
             *offer,
             *headers,
         ]
-        self._client.request("GET", target, None, fields)
-        self.handshake = self._client.begin("GET", upgrade=True)
-        if self.handshake.status != 101:
-            self._client.finish()
+        try:
+            self._client.request("GET", target, None, fields)
+            self.handshake = self._client.begin("GET", upgrade=True)
+            if self.handshake.status != 101:
+                self._client.finish()
+                raise WebSocketRefused(self.handshake)
+        except BaseException:
             self._client.close()
-            raise WebSocketRefused(self.handshake)
+            raise
         accepted = self.handshake.header("sec-websocket-extensions")
         if accepted is not None:
             extension.finalize(accepted)
