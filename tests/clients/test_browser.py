@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.clients.cutter import Cutter
 from tests.clients.scripts import FAULT, FAULTY, FOREVER, HARD, HARD_TEXT, LONG, LONG_TEXT
+from tests.support.cutter import Cutter
 from tests.support.serving import Server, chat, joined, until
 
 TEXTS = {HARD: HARD_TEXT, LONG: LONG_TEXT}

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import pytest
 
 from tests.clients.conftest import FOLDER
-from tests.clients.cutter import Cutter
 from tests.clients.scripts import FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
+from tests.support.cutter import Cutter
 from tests.support.serving import DEADLINE_S, Server, chat, joined
 
 TEXTS = {HARD: HARD_TEXT, LONG: LONG_TEXT}

@@ -12,8 +12,8 @@ import pytest
 import sseclient
 from httpx_sse import connect_sse
 
-from tests.clients.cutter import Cutter
 from tests.clients.scripts import FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
+from tests.support.cutter import Cutter
 from tests.support.serving import DEADLINE_S, Server, chat, joined
 
 TEXTS = {HARD: HARD_TEXT, LONG: LONG_TEXT}

@@ -38,13 +38,15 @@ class Seen:
 @dataclass
 class Cutter:
     """`cuts[k]`: the k-th request whose target begins with `path` gets so many bytes of its answer, and then the
-    connection ends, by FIN or (`reset`) by RST. Later ones are left alone."""
+    connection ends, by FIN or (`reset`) by RST. Later ones are left alone. `carried` has the bytes that went to the
+    client on each connection, in the order they were accepted."""
 
     upstream: int
     cuts: list[int]
     path: str = "/v1/"
     reset: bool = False
     seen: list[Seen] = field(default_factory=list)
+    carried: list[int] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -79,9 +81,10 @@ class Cutter:
             selector.register(self._stop_there, selectors.EVENT_READ)
             while self._stop_there not in [key.fileobj for key, _ in selector.select()]:
                 client, _ = self._listener.accept()
-                self._start(self._relay, client)
+                self.carried.append(0)
+                self._start(self._relay, client, len(self.carried) - 1)
 
-    def _relay(self, client: socket.socket) -> None:
+    def _relay(self, client: socket.socket, number: int) -> None:
         with (
             contextlib.suppress(OSError),
             client,
@@ -101,7 +104,9 @@ class Cutter:
                     if (new := self._watched(data)) is not None:
                         request, room = new, self.cuts.pop(0) if self.cuts else None
                     server.sendall(data)
-                elif room is not None and request is not None and len(data) >= room:
+                    continue
+                self.carried[number] += len(data)
+                if room is not None and request is not None and len(data) >= room:
                     client.sendall(data[:room])
                     # What a client has not read when its connection ends it may drop, its last id included.
                     self._stopping.wait(BEFORE_THE_CUT_S)
@@ -109,9 +114,8 @@ class Cutter:
                     if self.reset:
                         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     return
-                else:
-                    client.sendall(data)
-                    room = None if room is None else room - len(data)
+                client.sendall(data)
+                room = None if room is None else room - len(data)
 
     def _watched(self, data: bytes) -> Seen | None:
         """The request that `data` begins, if it is one to count. Heads come in one piece from all clients here."""
