@@ -20,11 +20,11 @@ import torch
 
 from engine.cpu_ops.build import HERE, BuildError, build, file_name
 
-__all__ = ["LEVELS", "Library", "Step", "Unavailable", "load"]
+__all__ = ["KINDS", "LEVELS", "Library", "Step", "Unavailable", "load", "types_of"]
 
-LEVELS = {"base": 0, "avx2": 1, "avx512": 2}
+LEVELS = {"base": 0, "avx2": 1, "avx512": 2, "avx512_vnni": 3, "avx512_bf16": 4}
 HEAD_DIM_MAX = 256  # as in kernels.h
-_KINDS = {torch.float32: 0, torch.bfloat16: 1}
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -57,7 +57,7 @@ class Step:
     ) -> None:
         rows, contexts, tables, slots = self._arrays = tuple(np.ascontiguousarray(each, np.int64) for each in arrays)
         self._struct = _Attend(
-            kind=_KINDS[dtype],
+            kind=KINDS[dtype],
             slices=len(contexts),
             heads=heads,
             kv_heads=kv_heads,
@@ -79,18 +79,18 @@ class Library:
     Tensors are on the CPU, in float32 or bfloat16, one type in a call, with the last dimension dense.
     """
 
-    def __init__(self, path: Path, level: str = "avx512") -> None:
-        library = ctypes.CDLL(str(path))
+    def __init__(self, path: Path, level: str = "avx512_bf16") -> None:
+        library = self.functions = ctypes.CDLL(str(path))
         library.sluice_ops_init.restype = ctypes.c_char_p
         library.sluice_ops_init.argtypes = (ctypes.c_int, ctypes.c_void_p)
         self._attend = library.sluice_attend
-        self._attend.argtypes = _types("pps ps ps ppp ss")
+        self._attend.argtypes = types_of("pps ps ps ppp ss")
         self._norm = library.sluice_norm
-        self._norm.argtypes = _types("s pppp ss f s")
+        self._norm.argtypes = types_of("s pppp ss f s")
         self._rotate = library.sluice_rotate
-        self._rotate.argtypes = _types("s pppp sssss f s")
+        self._rotate.argtypes = types_of("s pppp sssss f s")
         self._silu_mul = library.sluice_silu_mul
-        self._silu_mul.argtypes = _types("s pp ss s")
+        self._silu_mul.argtypes = types_of("s pp ss s")
         for function in (self._attend, self._norm, self._rotate, self._silu_mul):
             function.restype = None
         self._init = library.sluice_ops_init
@@ -104,7 +104,7 @@ class Library:
     @staticmethod
     def serves(dtype: torch.dtype, head_dim: int) -> bool:
         """Whether there are operators for a model of this type."""
-        return dtype in _KINDS and head_dim % 2 == 0 and 0 < head_dim <= HEAD_DIM_MAX
+        return dtype in KINDS and head_dim % 2 == 0 and 0 < head_dim <= HEAD_DIM_MAX
 
     def attend(
         self,
@@ -139,7 +139,7 @@ class Library:
         rows, size = x.shape
         out = torch.empty_like(x)
         self._norm(
-            _KINDS[x.dtype],
+            KINDS[x.dtype],
             x.data_ptr(),
             None if y is None else y.data_ptr(),
             weight.data_ptr(),
@@ -163,7 +163,7 @@ class Library:
         rows, heads, head_dim = x.shape
         cos, sin = angles
         self._rotate(
-            _KINDS[x.dtype],
+            KINDS[x.dtype],
             x.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
@@ -181,7 +181,7 @@ class Library:
         """[rows, 2 * size], contiguous -> silu of the first half times the second, [rows, size]."""
         rows, size = x.shape[0], x.shape[1] // 2
         out = torch.empty((rows, size), dtype=x.dtype)
-        self._silu_mul(_KINDS[x.dtype], x.data_ptr(), out.data_ptr(), rows, size, torch.get_num_threads())
+        self._silu_mul(KINDS[x.dtype], x.data_ptr(), out.data_ptr(), rows, size, torch.get_num_threads())
         return out
 
 
@@ -200,8 +200,8 @@ def load(cache_folder: Path, progress: Callable[[str, int, int], None]) -> Libra
         raise Unavailable(str(error)) from None
 
 
-def _types(letters: str) -> list[Any]:
-    """Of a C function's arguments: p a pointer, s a size, f a number."""
+def types_of(letters: str) -> list[Any]:
+    """The argument types of a C function's arguments: p a pointer, s a size, f a number."""
     named = {"p": ctypes.c_void_p, "s": ctypes.c_int64, "f": ctypes.c_float}
     return [named[each] for each in letters.replace(" ", "")]
 

@@ -18,21 +18,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("kernels.h", "kernels.cpp", "ops.cpp")
+HEADERS = ("vectors.h", "kernels.h", "products.h", "team.h", "ops.h", "decoder.h")
+UNITS = ("team.cpp", "ops.cpp", "decoder.cpp")
 COMPILERS = ("c++", "g++", "clang++")
-COMPILE_TIMEOUT_S = 300  # it takes 5 s; what takes longer than this is stuck
+COMPILE_TIMEOUT_S = 300  # it takes 15 s; what takes longer than this is stuck
 
 # Comparisons with NaN stay exact: a sequence whose numbers broke must be seen to be broken.
 _FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"),
     *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"),
 )
-# Each level's name, the floats in a register, the rows of sums that fit in all registers, and its compiler flags.
-_BASE = (("base", 4, 2, ()),)
+# Each level's name, the floats in a register, the rows of sums that fit in all registers, its compiler flags, and the
+# sources that gain by it.
+_BOTH = ("kernels.cpp", "products.cpp")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
+_BASE = (("base", 4, 2, (), _BOTH),)
 _X86_64 = (
     *_BASE,
-    ("avx2", 8, 2, ("-mavx2", "-mfma")),
-    ("avx512", 16, 3, ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")),
+    ("avx2", 8, 2, ("-mavx2", "-mfma", "-mf16c"), _BOTH),
+    ("avx512", 16, 3, _AVX512, _BOTH),
+    ("avx512_vnni", 16, 3, (*_AVX512, "-mavx512vnni"), ("products.cpp",)),
+    ("avx512_bf16", 16, 3, (*_AVX512, "-mavx512vnni", "-mavx512bf16"), ("products.cpp",)),
 )
 LEVELS = _X86_64 if platform.machine().lower() in ("x86_64", "amd64") else _BASE
 
@@ -44,7 +50,7 @@ class BuildError(Exception):
 def file_name() -> str:
     """What the library of these sources is called, on this system and architecture."""
     state = hashlib.sha256(repr((sys.platform, platform.machine(), LEVELS, _FLAGS)).encode())
-    for name in SOURCES:
+    for name in (*HEADERS, *UNITS, *_BOTH):
         state.update((HERE / name).read_bytes())
     return f"ops-{state.hexdigest()[:16]}.so"
 
@@ -56,12 +62,13 @@ def build(target: Path, extra: tuple[str, ...] = (), program: Path | None = None
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
         commands = [
-            [*_FLAGS, *flags, *defines, *extra, "-c", str(HERE / "kernels.cpp"), "-o", f"{level}.o"]
-            for level, defines, flags in _levels()
+            [*_FLAGS, *flags, *_macros(level, lanes, pairs), *extra, "-c", str(HERE / source), "-o", f"{level}-{source}.o"]
+            for level, lanes, pairs, flags, sources in LEVELS
+            for source in sources
         ]
         commands += [
             [*_FLAGS, *extra, f"-I{HERE}", "-c", str(source), "-o", f"{source.stem}.o"]
-            for source in (HERE / "ops.cpp", *([program] if program else []))
+            for source in (*(HERE / unit for unit in UNITS), *([program] if program else []))
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda command: _run([*compiler, *command], folder), commands))
@@ -72,12 +79,8 @@ def build(target: Path, extra: tuple[str, ...] = (), program: Path | None = None
         os.replace(Path(folder, "linked"), target)
 
 
-def _levels() -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Each level's name, macros and flags."""
-    return [
-        (name, (f"-DSLUICE_LEVEL={name}", f"-DSLUICE_LANES={lanes}", f"-DSLUICE_PAIRS={pairs}"), flags)
-        for name, lanes, pairs, flags in LEVELS
-    ]
+def _macros(level: str, lanes: int, pairs: int) -> tuple[str, ...]:
+    return (f"-DSLUICE_LEVEL={level}", f"-DSLUICE_LANES={lanes}", f"-DSLUICE_PAIRS={pairs}")
 
 
 def _compiler() -> list[str]:

@@ -1,12 +1,8 @@
 // The C interface: picks the kernels for this processor, cuts each job, and runs the parts on torch's own threads.
-//
-// torch's OpenMP runtime is called by the address that Python hands over, so that there is one pool of threads and
-// nothing to link. Without one everything runs on the caller's thread.
 
-#include "kernels.h"
+#include "ops.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <vector>
@@ -15,51 +11,11 @@ using namespace sluice;
 
 namespace {
 
-// A step's job is cut only when it holds at least this much work (keys read, or numbers): waking the threads takes some
-// microseconds.
+// Attention to fewer keys than this isn't cut: waking the threads takes some microseconds.
 constexpr int64_t KEYS_MIN = 512;
-constexpr int64_t NUMBERS_MIN = 32768;
 
 // A decode's context is spread over several tasks from so many parts on; fewer are over before a thread is awake.
 constexpr int64_t SPREAD_PARTS_MIN = 2;
-
-typedef void (*GompParallel)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
-GompParallel gomp_parallel = nullptr;
-const Kernels *kernels = nullptr;
-
-template <class Body>
-struct Loop {
-    const Body &body;
-    std::atomic<int64_t> next{0};
-    int64_t end;
-
-    static void run(void *self) {
-        Loop &loop = *static_cast<Loop *>(self);
-        for (int64_t i; (i = loop.next.fetch_add(1, std::memory_order_relaxed)) < loop.end;) loop.body(i);
-    }
-};
-
-// body(0) … body(count - 1), in any order, each once.
-template <class Body>
-void parallel(int64_t count, int64_t threads, const Body &body) {
-    Loop<Body> loop{body, {0}, count};
-    threads = std::min(threads, count);
-    if (threads > 1 && gomp_parallel)
-        gomp_parallel(Loop<Body>::run, &loop, static_cast<unsigned>(threads), 0);
-    else
-        Loop<Body>::run(&loop);
-}
-
-// Rows in spans: body(first, count).
-template <class Body>
-void over_rows(int64_t rows, int64_t size, int64_t threads, const Body &body) {
-    const int64_t spans = rows * size < NUMBERS_MIN ? 1 : std::min(rows, threads * 4);
-    const int64_t span = spans ? (rows + spans - 1) / spans : 0;
-    parallel(spans, threads, [&](int64_t i) {
-        const int64_t first = i * span, count = std::min(span, rows - first);
-        if (count > 0) body(first, count);
-    });
-}
 
 int64_t item_size(int64_t kind) { return kind ? 2 : 4; }
 
@@ -107,7 +63,7 @@ bool same_pairs(const Task &a, const Task &b) {
     return a.slice == b.slice && a.kv_head == b.kv_head && a.first_pair == b.first_pair;
 }
 
-void attend(const Attend &a, int64_t threads) {
+void attend_stored(const Attend &a, int64_t threads) {
     int64_t keys = 0;
     const std::vector<Task> tasks = cut(a, keys);
     const int64_t shared = std::min(a.heads / a.kv_heads, PAIRS_MAX), size = shared * (a.head_dim + 2);
@@ -140,28 +96,49 @@ void attend(const Attend &a, int64_t threads) {
     }
 }
 
-const Kernels *of_level(int level) {
+bool has_avx512() {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq");
+#else
+    return false;
+#endif
+}
+
+void pick(int level) {
+    kernels = base_kernels(), products = base_products();
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (level >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return avx512_kernels();
-    if (level >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2_kernels();
+    if (level >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        kernels = avx2_kernels(), products = avx2_products();
+    if (level >= 2 && has_avx512()) kernels = avx512_kernels(), products = avx512_products();
+    const bool vnni = has_avx512() && __builtin_cpu_supports("avx512vnni");
+    if (level >= 3 && vnni) products = avx512_vnni_products();
+    if (level >= 4 && vnni && __builtin_cpu_supports("avx512bf16")) products = avx512_bf16_products();
 #endif
     (void)level;
-    return base_kernels();
 }
 
 }  // namespace
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
+namespace sluice {
 
-// The best kernels up to `level` (0: the compiler's default target, 1: AVX2 and FMA, 2: AVX-512) that this processor
-// runs; their name. `parallel` is GOMP_parallel, or null.
+const Kernels *kernels = nullptr;
+const Products *products = nullptr;
+
+void attend(const Attend &a, int64_t threads) {
+    store(a);
+    attend_stored(a, threads);
+}
+
+}  // namespace sluice
+
+// The best kernels up to `level` (0: the compiler's default target, 1: AVX2, FMA and F16C, 2: AVX-512, 3: with VNNI, 4: and
+// BF16) that this processor runs; their name. `parallel` is GOMP_parallel, or null.
 EXPORT const char *sluice_ops_init(int level, void *parallel) {
     std::memcpy(&gomp_parallel, &parallel, sizeof parallel);
-    kernels = of_level(level);
-    return kernels->name;
+    pick(level);
+    return products->name;
 }
 
 EXPORT void sluice_attend(const Attend *step, const void *q, int64_t q_stride, const void *k, int64_t k_stride, const void *v,
@@ -171,7 +148,6 @@ EXPORT void sluice_attend(const Attend *step, const void *q, int64_t q_stride, c
     a.q_stride = q_stride, a.k_stride = k_stride, a.v_stride = v_stride;
     a.k_cache = k_cache, a.v_cache = v_cache;
     a.window = window;
-    store(a);
     attend(a, threads);
 }
 

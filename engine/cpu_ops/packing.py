@@ -1,0 +1,89 @@
+"""Weights in the layouts that the C++ products read: see products.h.
+
+May import torch. Packing happens once, at load; it needs memory for one more copy of the tensor at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+PANEL = 16
+BLOCK = 32
+FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "q8_0": 3, "q4_0": 4, "q4_1": 5}
+
+# Products of 8-bit numbers are added up in 32 bits: so many of the largest fit.
+INT8_INPUTS_MAX = 2**31 // (255 * 127)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One matrix [outputs, inputs] in `format`, a key of FORMATS."""
+
+    format: str
+    outputs: int
+    inputs: int
+    weights: torch.Tensor
+    scales: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory."""
+        return sum(each.nbytes for each in (self.weights, self.scales, self.offsets) if each is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix as GGUF stores it, blocks of 32 inputs: q8_0, q4_0 or q4_1. N outputs, B blocks each."""
+
+    format: str
+    values: torch.Tensor  # uint8: [N, B, 32] signed bytes for q8_0, else [N, B, 16] with two numbers in a byte
+    scales: torch.Tensor  # float16 [N, B]
+    offsets: torch.Tensor | None  # q4_1: float16 [N, B]
+
+
+def pack(weight: torch.Tensor, form: str) -> Packed:
+    """weight [outputs, inputs], of any float type, as float32, bfloat16 or int8."""
+    outputs, inputs = weight.shape
+    if form == "int8":
+        return _pack_int8(weight.float())
+    numbers = weight.to(torch.float32 if form == "float32" else torch.bfloat16)
+    return Packed(form, outputs, inputs, _panels(_groups(numbers)))
+
+
+def pack_blocks(blocks: Blocks) -> Packed:
+    """To the last bit what the file holds."""
+    outputs, count, _ = blocks.values.shape
+    values = blocks.values ^ 0x80 if blocks.format == "q8_0" else blocks.values
+    return Packed(
+        blocks.format,
+        outputs,
+        count * BLOCK,
+        _panels(_groups(values.reshape(outputs, -1))),
+        _panels(blocks.scales),
+        None if blocks.offsets is None else _panels(blocks.offsets),
+    )
+
+
+def _pack_int8(weight: torch.Tensor) -> Packed:
+    """Each output's weights by a scale of their own, so that the largest is 127."""
+    outputs, inputs = weight.shape
+    scales = weight.abs().amax(1) / 127
+    values = (weight / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_()
+    stored = values.nan_to_num_().clamp_(-127, 127).add_(128).to(torch.uint8)  # a scale that is no number tells of it
+    return Packed("int8", outputs, inputs, _panels(_groups(stored)), _panels(scales[:, None]))
+
+
+def _groups(rows: torch.Tensor) -> torch.Tensor:
+    """[outputs, bytes of a row / 4] int32: four bytes together, the last padded with zeros."""
+    stored = rows.contiguous().view(torch.uint8).view(rows.shape[0], -1)
+    padded = torch.nn.functional.pad(stored, (0, -stored.shape[1] % 4))
+    return padded.contiguous().view(torch.int32)
+
+
+def _panels(rows: torch.Tensor) -> torch.Tensor:
+    """[outputs, n] -> [panels, n, 16]: the outputs of a panel side by side, those beyond the last zeros."""
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % PANEL))
+    return padded.view(-1, PANEL, rows.shape[1]).transpose(1, 2).contiguous()

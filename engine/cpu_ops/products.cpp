@@ -1,0 +1,397 @@
+// The products' kernels, compiled once for each instruction set as kernels.cpp is; see products.h for the layouts.
+//
+// What a row gets never depends on the rows beside it, nor on how the work is cut: whole numbers are exact, and floats
+// are added in the order of the inputs, one chain for each output.
+
+#include "products.h"
+#include "vectors.h"
+
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace sluice {
+namespace {
+
+constexpr int W = SLUICE_LANES;
+constexpr int PARTS = PANEL / W;  // vectors to a panel
+constexpr int64_t VECTOR = 64;    // bytes for a group of inputs in a panel
+
+typedef Lanes<W>::F F;
+typedef Lanes<W>::U U;
+typedef Lanes<W>::I I;
+
+// The rows and panels whose sums fit in the registers, beside what is being read.
+constexpr int TILE_ROWS = W == 16 ? 6 : W == 8 ? 4 : 2;
+constexpr int TILE_PANELS = W == 16 ? 4 : 1;
+constexpr int BLOCK_ROWS = W == 16 ? 6 : W == 8 ? 2 : 1;  // these have float sums too
+constexpr int BLOCK_PANELS = W == 16 ? 2 : 1;
+
+template <class To, class From>
+INLINE To bits_of(From from) {
+    To to;
+    static_assert(sizeof to == sizeof from);
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+INLINE U words(const unsigned char *from) {
+    U all;
+    std::memcpy(&all, from, sizeof all);
+    return all;
+}
+
+INLINE uint32_t word(const unsigned char *from) {
+    uint32_t one;
+    std::memcpy(&one, from, sizeof one);
+    return one;
+}
+
+// a * b + c, rounded once where the processor can.
+INLINE F fused(F a, F b, F c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+struct Half {
+    uint16_t bits;
+};
+
+INLINE F load_halves(const Half *from) {
+#if defined(__AVX512F__)
+    return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+#elif defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+#else
+    Lanes<W>::H halves;
+    std::memcpy(&halves, from, sizeof halves);
+    const U wide = __builtin_convertvector(halves, U), size = wide & 0x7fff;
+    const F scaled = bits_of<F>(size << 13) * 0x1p112f;  // the exponent's bias is 112 more; subnormals come out right
+    const U whole = size < 0x7c00 ? bits_of<U>(scaled) : (size << 13 | 0x7f800000);
+    return bits_of<F>(whole | (wide & 0x8000) << 16);
+#endif
+}
+
+// Four bytes of activations for all lanes, and their product with the weights of the lanes' outputs, added to a sum.
+struct AsFloat32 {
+    typedef F Sum;
+    F all;
+    INLINE AsFloat32 of(uint32_t one) { return {F{} + bits_of<float>(one)}; }
+    INLINE F dot(F sum, U weights, const AsFloat32 &x) { return fused(bits_of<F>(weights), x.all, sum); }
+};
+
+#if defined(__AVX512BF16__)
+struct AsBFloat16 {
+    typedef F Sum;
+    __m512bh all;
+    INLINE AsBFloat16 of(uint32_t one) { return {bits_of<__m512bh>(U{} + one)}; }
+    INLINE F dot(F sum, U weights, const AsBFloat16 &x) { return _mm512_dpbf16_ps(sum, bits_of<__m512bh>(weights), x.all); }
+};
+#else
+struct AsBFloat16 {
+    typedef F Sum;
+    F first, second;
+    INLINE AsBFloat16 of(uint32_t one) {
+        return {F{} + bits_of<float>(one << 16), F{} + bits_of<float>(one & 0xffff0000u)};
+    }
+    INLINE F dot(F sum, U weights, const AsBFloat16 &x) {
+        return fused(bits_of<F>(weights & 0xffff0000u), x.second, fused(bits_of<F>(weights << 16), x.first, sum));
+    }
+};
+#endif
+
+#if defined(__AVX512VNNI__)
+struct AsBytes {
+    typedef I Sum;
+    U all;
+    INLINE AsBytes of(uint32_t one) { return {U{} + one}; }
+    INLINE I dot(I sum, U weights, const AsBytes &x) {
+        return bits_of<I>(_mm512_dpbusd_epi32(bits_of<__m512i>(sum), bits_of<__m512i>(weights), bits_of<__m512i>(x.all)));
+    }
+};
+#elif defined(__AVX2__)
+// Products of 16-bit numbers in pairs, which is exact: maddubs, on bytes, would saturate at 255 * 127 * 2.
+INLINE I add_pairs(I sum, U a, U b) {
+#if defined(__AVX512BW__)
+    return sum + bits_of<I>(_mm512_madd_epi16(bits_of<__m512i>(a), bits_of<__m512i>(b)));
+#else
+    return sum + bits_of<I>(_mm256_madd_epi16(bits_of<__m256i>(a), bits_of<__m256i>(b)));
+#endif
+}
+
+struct AsBytes {
+    typedef I Sum;
+    U even, odd;  // the four bytes as two pairs of 16-bit numbers
+    INLINE uint32_t pair(uint32_t low, uint32_t high) {
+        const auto a = static_cast<int8_t>(low), b = static_cast<int8_t>(high);
+        return static_cast<uint16_t>(a) | static_cast<uint32_t>(static_cast<uint16_t>(b)) << 16;
+    }
+    INLINE AsBytes of(uint32_t one) { return {U{} + pair(one, one >> 16), U{} + pair(one >> 8, one >> 24)}; }
+    INLINE I dot(I sum, U weights, const AsBytes &x) {
+        return add_pairs(add_pairs(sum, weights & 0x00ff00ffu, x.even), weights >> 8 & 0x00ff00ffu, x.odd);
+    }
+};
+#else
+struct AsBytes {
+    typedef I Sum;
+    int32_t each[4];
+    INLINE AsBytes of(uint32_t one) {
+        AsBytes x;
+        for (int i = 0; i < 4; i++) x.each[i] = static_cast<int8_t>(one >> 8 * i);
+        return x;
+    }
+    INLINE I dot(I sum, U weights, const AsBytes &x) {
+        for (int i = 0; i < 4; i++) sum += bits_of<I>(weights >> 8 * i & 0xffu) * x.each[i];
+        return sum;
+    }
+};
+#endif
+
+// Writes the outputs of one panel that there are.
+INLINE void write_panel(const F *values, const Product &p, int64_t panel, void *out, int64_t kind, int64_t at) {
+    float wide[PANEL];
+    for (int i = 0; i < PARTS; i++) store(wide + i * W, values[i]);
+    const int64_t first = panel * PANEL, left = p.outputs - first, count = left < PANEL ? left : PANEL;
+    if (p.bias)
+        for (int64_t i = 0; i < count; i++) wide[i] += p.bias[first + i];
+    if (kind == 0) {
+        float *to = static_cast<float *>(out) + at + first;
+        if (count == PANEL)
+            std::memcpy(to, wide, sizeof wide);
+        else
+            for (int64_t i = 0; i < count; i++) to[i] = wide[i];
+    } else {
+        BFloat16 narrowed[PANEL];
+        for (int64_t i = 0; i < PANEL; i++) narrow(wide[i], narrowed[i]);
+        std::memcpy(static_cast<BFloat16 *>(out) + at + first, narrowed, static_cast<size_t>(count) * sizeof *narrowed);
+    }
+}
+
+// R rows by C panels, of weights that have one scale for an output, or none.
+template <int FORMAT, class As, int R, int C>
+INLINE void tile(const Product &p, const Rows &x, int64_t row, int64_t panel, void *out, int64_t kind, int64_t stride) {
+    typedef typename As::Sum Sum;
+    const int64_t groups = prepared_bytes(PREPARATION[FORMAT], p.inputs) / 4;
+    const unsigned char *weights = static_cast<const unsigned char *>(p.weights) + panel * groups * VECTOR;
+    const unsigned char *values = x.values + row * x.stride;
+    Sum sums[R][C * PARTS];
+    for (int r = 0; r < R; r++) {
+        Sum start = {};
+        if constexpr (FORMAT == INT8) start -= static_cast<int32_t>(ZERO[FORMAT]) * x.sums[row + r];
+        for (int c = 0; c < C * PARTS; c++) sums[r][c] = start;
+    }
+    for (int64_t g = 0; g < groups; g++) {
+        U each[C * PARTS];
+        for (int c = 0; c < C; c++)
+            for (int i = 0; i < PARTS; i++) each[c * PARTS + i] = words(weights + (c * groups + g) * VECTOR + i * W * 4);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const As four = As::of(word(values + r * x.stride + g * 4));
+            for (int c = 0; c < C * PARTS; c++) sums[r][c] = As::dot(sums[r][c], each[c], four);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) {
+            F values_of_panel[PARTS];
+            for (int i = 0; i < PARTS; i++) {
+                if constexpr (FORMAT == INT8) {
+                    const float *scales = static_cast<const float *>(p.scales) + (panel + c) * PANEL + i * W;
+                    values_of_panel[i] =
+                        __builtin_convertvector(sums[r][c * PARTS + i], F) * (load<W>(scales) * x.scales[row + r]);
+                } else {
+                    values_of_panel[i] = sums[r][c * PARTS + i];
+                }
+            }
+            write_panel(values_of_panel, p, panel + c, out, kind, (row + r) * stride);
+        }
+}
+
+// R rows by C panels, of weights that have a scale for each block.
+template <int FORMAT, int R, int C>
+INLINE void block_tile(const Product &p, const Rows &x, int64_t row, int64_t panel, void *out, int64_t kind,
+                       int64_t stride) {
+    constexpr int64_t VECTORS = FORMAT == Q8_0 ? 8 : 4;  // of a block
+    const int64_t blocks = x.blocks;
+    const unsigned char *weights = static_cast<const unsigned char *>(p.weights) + panel * blocks * VECTORS * VECTOR;
+    const Half *scales = static_cast<const Half *>(p.scales) + panel * blocks * PANEL;
+    const Half *offsets = static_cast<const Half *>(p.offsets) + panel * blocks * PANEL;
+    const unsigned char *values = x.values + row * x.stride;
+    F totals[R][C * PARTS] = {};
+    for (int64_t b = 0; b < blocks; b++) {
+        I sums[R][C * PARTS];
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C * PARTS; c++)
+                sums[r][c] = I{} - static_cast<int32_t>(ZERO[FORMAT]) * x.sums[(row + r) * blocks + b];
+#pragma GCC unroll 8
+        for (int64_t g = 0; g < VECTORS; g++) {
+            U low[C * PARTS], high[C * PARTS];
+            for (int c = 0; c < C; c++)
+                for (int i = 0; i < PARTS; i++) {
+                    const U both = words(weights + ((c * blocks + b) * VECTORS + g) * VECTOR + i * W * 4);
+                    low[c * PARTS + i] = FORMAT == Q8_0 ? both : both & 0x0f0f0f0fu;
+                    high[c * PARTS + i] = both >> 4 & 0x0f0f0f0fu;
+                }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                const unsigned char *at = values + r * x.stride + b * BLOCK + g * 4;
+                const AsBytes four = AsBytes::of(word(at));
+                for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot(sums[r][c], low[c], four);
+                if constexpr (FORMAT != Q8_0) {
+                    const AsBytes more = AsBytes::of(word(at + BLOCK / 2));
+                    for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot(sums[r][c], high[c], more);
+                }
+            }
+        }
+        for (int c = 0; c < C; c++)
+            for (int i = 0; i < PARTS; i++) {
+                const F scale = load_halves(scales + (c * blocks + b) * PANEL + i * W);
+                F offset = {};
+                if constexpr (FORMAT == Q4_1) offset = load_halves(offsets + (c * blocks + b) * PANEL + i * W);
+                for (int r = 0; r < R; r++) {
+                    const float its = x.scales[(row + r) * blocks + b];
+                    F &total = totals[r][c * PARTS + i];
+                    total = fused(__builtin_convertvector(sums[r][c * PARTS + i], F), scale * its, total);
+                    if constexpr (FORMAT == Q4_1)
+                        total = fused(offset, F{} + its * static_cast<float>(x.sums[(row + r) * blocks + b]), total);
+                }
+            }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++)
+            write_panel(totals[r] + c * PARTS, p, panel + c, out, kind, (row + r) * stride);
+}
+
+template <int FORMAT, int R, int C>
+INLINE void any_tile(const Product &p, const Rows &x, int64_t row, int64_t panel, void *out, int64_t kind,
+                     int64_t stride) {
+    if constexpr (PREPARATION[FORMAT] == AS_BLOCKS)
+        block_tile<FORMAT, R, C>(p, x, row, panel, out, kind, stride);
+    else if constexpr (FORMAT == INT8)
+        tile<FORMAT, AsBytes, R, C>(p, x, row, panel, out, kind, stride);
+    else if constexpr (FORMAT == BFLOAT16)
+        tile<FORMAT, AsBFloat16, R, C>(p, x, row, panel, out, kind, stride);
+    else
+        tile<FORMAT, AsFloat32, R, C>(p, x, row, panel, out, kind, stride);
+}
+
+// `count` rows, of up to R.
+template <int FORMAT, int R, int C>
+INLINE void tile_rows(int64_t count, const Product &p, const Rows &x, int64_t row, int64_t panel, void *out, int64_t kind,
+                      int64_t stride) {
+    if constexpr (R > 1)
+        if (count < R) return tile_rows<FORMAT, R - 1, C>(count, p, x, row, panel, out, kind, stride);
+    any_tile<FORMAT, R, C>(p, x, row, panel, out, kind, stride);
+}
+
+template <int FORMAT>
+void multiply(const Product &p, const Rows &x, const Span &span, void *out, int64_t kind, int64_t stride) {
+    constexpr bool blocks = PREPARATION[FORMAT] == AS_BLOCKS;
+    constexpr int R = blocks ? BLOCK_ROWS : TILE_ROWS, C = blocks ? BLOCK_PANELS : TILE_PANELS;
+    const int64_t tiles = (span.rows + R - 1) / R, end = span.first_panel + span.panels;
+    for (int64_t panel = span.first_panel; panel < end;) {
+        const bool whole = panel + C <= end;
+        for (int64_t t = 0; t < tiles; t++) {  // the tiles are as equal as can be
+            const int64_t row = span.rows * t / tiles, count = span.rows * (t + 1) / tiles - row;
+            if (whole)
+                tile_rows<FORMAT, R, C>(count, p, x, span.first_row + row, panel, out, kind, stride);
+            else  // the last few panels aren't worth more code
+                for (int64_t r = row; r < row + count; r++)
+                    any_tile<FORMAT, 1, 1>(p, x, span.first_row + r, panel, out, kind, stride);
+        }
+        panel += whole ? C : 1;
+    }
+}
+
+template <int HOW, class T>
+void prepare_numbers(const void *x_, int64_t first, int64_t count, int64_t size, const Rows &to) {
+    for (int64_t row = first; row < first + count; row++) {
+        const T *x = static_cast<const T *>(x_) + row * size;
+        if constexpr (HOW == AS_FLOAT32) {
+            auto *values = reinterpret_cast<float *>(to.values + row * to.stride);
+            for (int64_t i = 0; i < size; i++) values[i] = widen(x[i]);
+        } else {
+            auto *values = reinterpret_cast<BFloat16 *>(to.values + row * to.stride);
+            for (int64_t i = 0; i < size; i++) narrow(widen(x[i]), values[i]);
+            if (size % 2) values[size] = {0};
+        }
+    }
+}
+
+// Below this a row is zero: its scale's inverse would be no float.
+constexpr float LARGEST_MIN = 1e-36f;
+constexpr uint32_t NOT_FINITE = 0x7f800000;
+
+// -127 … 127, the largest of them 127, ties to even.
+template <class T>
+INLINE void prepare_span(const T *x, int64_t size, int8_t *values, float *scale, int32_t *sum) {
+    uint32_t top = 0;
+    for (int64_t i = 0; i < size; i++) {
+        const uint32_t bits = bits_of<uint32_t>(widen(x[i])) & 0x7fffffff;
+        top = bits > top ? bits : top;
+    }
+    const float largest = bits_of<float>(top);
+    if (top >= NOT_FINITE || largest < LARGEST_MIN) {
+        std::memset(values, 0, static_cast<size_t>(size));
+        *scale = top >= NOT_FINITE ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+        *sum = 0;
+        return;
+    }
+    const float inverse = 127.0f / largest;
+    int32_t added = 0;
+    for (int64_t i = 0; i < size; i++) {
+        // 1.5 * 2^23: added, it leaves the nearest whole number in the low bits
+        const auto value = static_cast<int8_t>(bits_of<uint32_t>(widen(x[i]) * inverse + 12582912.0f));
+        values[i] = value;
+        added += value;
+    }
+    *scale = largest / 127.0f;
+    *sum = added;
+}
+
+template <int HOW, class T>
+void prepare_bytes(const void *x_, int64_t first, int64_t count, int64_t size, const Rows &to) {
+    for (int64_t row = first; row < first + count; row++) {
+        const T *x = static_cast<const T *>(x_) + row * size;
+        auto *values = reinterpret_cast<int8_t *>(to.values + row * to.stride);
+        float *scales = to.scales + row * to.blocks;
+        int32_t *sums = to.sums + row * to.blocks;
+        if constexpr (HOW == AS_BLOCKS) {
+            for (int64_t b = 0; b < to.blocks; b++)
+                prepare_span(x + b * BLOCK, BLOCK, values + b * BLOCK, scales + b, sums + b);
+        } else {
+            prepare_span(x, size, values, scales, sums);
+            for (int64_t i = size; i < to.stride; i++) values[i] = 0;
+        }
+    }
+}
+
+#define SLUICE_TEXT(x) #x
+#define SLUICE_NAME(level) SLUICE_TEXT(level)
+#define SLUICE_JOINED(level) level##_products
+#define SLUICE_FUNCTION(level) SLUICE_JOINED(level)
+
+constexpr Products TABLE = {
+    SLUICE_NAME(SLUICE_LEVEL),
+    {TILE_PANELS, TILE_PANELS, TILE_PANELS, BLOCK_PANELS, BLOCK_PANELS, BLOCK_PANELS},
+    {
+        {prepare_numbers<AS_FLOAT32, float>, prepare_numbers<AS_FLOAT32, BFloat16>},
+        {prepare_numbers<AS_BFLOAT16, float>, prepare_numbers<AS_BFLOAT16, BFloat16>},
+        {prepare_bytes<AS_ROWS, float>, prepare_bytes<AS_ROWS, BFloat16>},
+        {prepare_bytes<AS_BLOCKS, float>, prepare_bytes<AS_BLOCKS, BFloat16>},
+    },
+    {multiply<FLOAT32>, multiply<BFLOAT16>, multiply<INT8>, multiply<Q8_0>, multiply<Q4_0>, multiply<Q4_1>},
+};
+
+}  // namespace
+
+const Products *SLUICE_FUNCTION(SLUICE_LEVEL)() { return &TABLE; }
+
+}  // namespace sluice
