@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", choices=("local", "synthetic"), default="local")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a known name, a directory, or a .gguf file")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16", "int8", "gguf"))
     parser.add_argument("--synthetic-step-ms", type=float, default=0.0)
     parser.add_argument("--synthetic-script", metavar="FILE")
     parser.add_argument("--kv-blocks", type=int, help="blocks of the KV pool (default: by the free memory)")

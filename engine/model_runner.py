@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from engine import catalog, cpu_ops
-from engine.attention import Attention, StepBatch
+from engine.attention import StepBatch
 from engine.attention.cpu import CPUAttention
-from engine.attention.cpu_native import NativeCPUAttention
 from engine.loaders import Checkpoint, open_checkpoint
-from engine.models.config import ModelConfig, ModelError
+from engine.models.config import ModelError
+from engine.models.decoder import Decoder, TorchDecoder
 from engine.models.llama import LlamaDecoder
-from engine.models.pointwise import NativePointwise, Pointwise, TorchPointwise
+from engine.models.native import NativeDecoder, serves
+from engine.models.pointwise import TorchPointwise
 from engine.sampler import Sampler, logprobs
 from engine.sequence import Sampled, Slice
 from engine.wire import TokenizerSpec
@@ -31,6 +32,7 @@ __all__ = ["ModelError", "ModelRunner"]
 PROMPT_ROWS_MAX = 64
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_QUANTISED = ("int8", "gguf")  # by the C++ operators alone
 
 
 class ModelRunner:
@@ -49,23 +51,18 @@ class ModelRunner:
         tokenizer: TokenizerSpec,
         checkpoint: Checkpoint,
         *,
-        dtype: torch.dtype,
+        dtype: str,
         native: bool,
         progress: Callable[[str, int, int], None],
     ) -> None:
-        device = torch.device("cpu")
         self.config = checkpoint.config
         self.name = name
         self.tokenizer = tokenizer
         self.vocab_size = self.config.vocab_size
         self.eos_ids = [each for each in checkpoint.eos_ids if 0 <= each < self.vocab_size]
         self.context_tokens_max = self.config.context_tokens_max
-        self._dtype = dtype
-        self._attention, pointwise, self.operators = _cpu_operators(self.config, dtype, native, progress)
         with torch.inference_mode():
-            self._model = LlamaDecoder(
-                self.config, checkpoint, device=device, dtype=dtype, pointwise=pointwise, progress=progress
-            )
+            self._model, self.operators = _cpu_decoder(checkpoint, dtype, native, progress)
         self._sampler = Sampler(self.eos_ids)
         self._block_size = 0
 
@@ -80,29 +77,34 @@ class ModelRunner:
         progress: Callable[[str, int, int], None],
     ) -> ModelRunner:
         """Finds (see `catalog.resolve`), reads and prepares a model. `device`: auto, cpu. `dtype`: auto, float32,
-        bfloat16, float16. `native`: by the C++ operators where they can be had. `progress(what, done, total)` is told
-        of long work; total 0 means that it isn't known. Raises ModelError for whatever stands in the way."""
+        bfloat16, float16, int8, gguf (weights stay quantised as a GGUF file holds them). `native`: by the C++ operators
+        where they can be had. `progress(what, done, total)` is told of long work; total 0 means that it isn't known.
+        Raises ModelError for whatever stands in the way."""
         if device not in ("auto", "cpu"):
             raise ModelError(f"device {device!r} is not available here; use auto or cpu")
-        if dtype != "auto" and dtype not in _DTYPES:
-            raise ModelError(f"dtype {dtype!r} is not known; use auto, {', '.join(_DTYPES)}")
+        if dtype not in ("auto", *_DTYPES, *_QUANTISED):
+            raise ModelError(f"dtype {dtype!r} is not known; use auto, {', '.join((*_DTYPES, *_QUANTISED))}")
         path = catalog.resolve(path_or_name, progress=progress)
+        if dtype == "gguf" and path.is_dir():
+            raise ModelError(
+                f"{path}: dtype gguf needs a .gguf file; for this checkpoint use int8, bfloat16 or float32"
+            )
         checkpoint = open_checkpoint(path)
         name = path_or_name if path_or_name in catalog.KNOWN else _name(path_or_name, path)
         # Only float32 makes a text independent of its batch, so it is what nobody has to ask for.
-        numbers = _DTYPES.get(dtype, torch.float32)
+        numbers = "float32" if dtype == "auto" else dtype
         return cls(name, checkpoint.tokenizer(), checkpoint, dtype=numbers, native=native, progress=progress)
 
     def block_bytes(self, block_size: int) -> int:
         """Memory of one block: keys and values of `block_size` tokens in all layers."""
         config = self.config
-        return 2 * config.layers * config.kv_heads * config.head_dim * block_size * self._dtype.itemsize
+        return 2 * config.layers * config.kv_heads * config.head_dim * block_size * self._model.cache_dtype.itemsize
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Makes the KV cache. Raises ModelError when the memory can't be had."""
         self._block_size = block_size
         try:
-            self._attention.allocate(blocks, block_size)
+            self._model.allocate(blocks, block_size)
         except RuntimeError:
             size = blocks * self.block_bytes(block_size) / 2**30
             raise ModelError(f"{blocks} KV blocks need {size:.1f} GiB of memory; ask for fewer") from None
@@ -117,12 +119,7 @@ class ModelRunner:
             np.int64,
             len(batch.positions),
         )
-        plan = self._attention.plan(batch)
-        hidden = self._model.forward(
-            torch.from_numpy(ids),
-            torch.from_numpy(batch.positions),
-            lambda layer, q, k, v: self._attention.attend(plan, layer, q, k, v),
-        )
+        hidden = self._model.forward(torch.from_numpy(ids), batch)
         self._tell_prompts(slices, batch, hidden)
         sampled = [index for index, each in enumerate(slices) if each.sample]
         if not sampled:
@@ -159,23 +156,29 @@ def _batch(slices: list[Slice], block_size: int) -> StepBatch:
     return StepBatch(positions, slots, rows, contexts, tables)
 
 
-def _cpu_operators(
-    config: ModelConfig, dtype: torch.dtype, native: bool, progress: Callable[[str, int, int], None]
-) -> tuple[Attention, Pointwise, str]:
-    """By the C++ library where it can be had and serves the model, in torch otherwise; and a sentence about it."""
+def _cpu_decoder(
+    checkpoint: Checkpoint, dtype: str, native: bool, progress: Callable[[str, int, int], None]
+) -> tuple[Decoder, str]:
+    """The model, by the C++ operators where they can be had and serve it, else in torch; and a sentence about it."""
+    config = checkpoint.config
     reason = "C++ operators are switched off"
-    if native and not cpu_ops.Library.serves(dtype, config.head_dim):
-        reason = f"there are no C++ operators for {str(dtype).removeprefix('torch.')} and heads of {config.head_dim}"
+    if native and (dtype == "float16" or not serves(config)):
+        reason = f"there are no C++ operators for {dtype} and heads of {config.head_dim}"
     elif native:
         try:
             library = cpu_ops.load(catalog.cache_folder().parent / "cpu-ops", progress)
         except cpu_ops.Unavailable as error:
             reason = str(error)
         else:
-            said = f"computing with C++ operators ({library.level})"
-            return NativeCPUAttention(config, dtype, library), NativePointwise(config, library), said
-    pointwise = TorchPointwise(config, device=torch.device("cpu"), dtype=dtype)
-    return CPUAttention(config, dtype), pointwise, f"computing in torch alone, which is slower: {reason}"
+            model = NativeDecoder(config, checkpoint, library, dtype, progress)
+            return model, f"computing with C++ operators ({library.level}); weights: {model.formats}"
+    if dtype in _QUANTISED:
+        raise ModelError(f"dtype {dtype} needs the C++ operators, but {reason}; use bfloat16 or float32")
+    numbers, device = _DTYPES[dtype], torch.device("cpu")
+    pointwise = TorchPointwise(config, device=device, dtype=numbers)
+    layers = LlamaDecoder(config, checkpoint, device=device, dtype=numbers, pointwise=pointwise, progress=progress)
+    decoder = TorchDecoder(layers, CPUAttention(config, numbers), numbers)
+    return decoder, f"computing in torch alone, which is slower: {reason}"
 
 
 def _name(asked: str, path: Path) -> str:

@@ -15,6 +15,8 @@ from server.table import Limits
 
 KIB, MIB = 1024, 1024 * 1024
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "gguf")
+
 _engine_url = re.compile(r"unix:.+|tcp://.+:[0-9]{1,5}")
 
 
@@ -186,7 +188,10 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where the model runs")
     group.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="type of the weights"
+        "--dtype",
+        default="auto",
+        choices=DTYPES,
+        help="type of the weights; int8 and gguf, which keeps them as a .gguf file holds them, on a CPU",
     )
     group.add_argument(
         "--engine",

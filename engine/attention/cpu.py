@@ -84,20 +84,20 @@ class CPUAttention:
         self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
         self._dtype = dtype
-        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._blocks = 0
         self._block_size = 0
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """See `Attention`. One more block, of zeros, stands in wherever a padded block table has none."""
-        self._caches = []
+        self.caches = []
         self._blocks, self._block_size = blocks, block_size
         shape = (blocks + 1, self._kv_heads, block_size, self._head_dim)
         for _ in self._windows:
             k, v = torch.empty(shape, dtype=self._dtype), torch.empty(shape, dtype=self._dtype)
             k[blocks] = 0
             v[blocks] = 0
-            self._caches.append((k, v))
+            self.caches.append((k, v))
 
     def plan(self, batch: StepBatch) -> CPUPlan:
         """See `Attention`."""
@@ -110,12 +110,12 @@ class CPUAttention:
     def attend(self, plan: CPUPlan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Attention`."""
         dim = self._head_dim
-        for cache, new in zip(self._caches[layer], (k, v), strict=True):
+        for cache, new in zip(self.caches[layer], (k, v), strict=True):
             cache.view(-1, dim).index_copy_(0, plan.stores, new.reshape(-1, dim))
         mixed = torch.empty(q.shape, dtype=q.dtype)
         for part in plan.parts[self._windows[layer]]:
             keys, values = (
-                cache.view(-1, self._block_size * dim).index_select(0, part.gather) for cache in self._caches[layer]
+                cache.view(-1, self._block_size * dim).index_select(0, part.gather) for cache in self.caches[layer]
             )
             if isinstance(part, _Chunk):
                 self._attend_chunk(part, q, keys, values, mixed)

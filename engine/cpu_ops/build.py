@@ -28,6 +28,8 @@ _FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"),
     *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"),
 )
+# Rounding is the source's own: activations get the same 8 bits on every processor.
+_FLAGS_OF = {"products.cpp": ("-ffp-contract=off",)}
 # Each level's name, the floats in a register, the rows of sums that fit in all registers, its compiler flags, and the
 # sources that gain by it.
 _BOTH = ("kernels.cpp", "products.cpp")
@@ -49,7 +51,7 @@ class BuildError(Exception):
 
 def file_name() -> str:
     """What the library of these sources is called, on this system and architecture."""
-    state = hashlib.sha256(repr((sys.platform, platform.machine(), LEVELS, _FLAGS)).encode())
+    state = hashlib.sha256(repr((sys.platform, platform.machine(), LEVELS, _FLAGS, _FLAGS_OF)).encode())
     for name in (*HEADERS, *UNITS, *_BOTH):
         state.update((HERE / name).read_bytes())
     return f"ops-{state.hexdigest()[:16]}.so"
@@ -62,7 +64,16 @@ def build(target: Path, extra: tuple[str, ...] = (), program: Path | None = None
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
         commands = [
-            [*_FLAGS, *flags, *_macros(level, lanes, pairs), *extra, "-c", str(HERE / source), "-o", f"{level}-{source}.o"]
+            [
+                *_FLAGS,
+                *flags,
+                *_macros(level, lanes, pairs),
+                *extra,
+                "-c",
+                str(HERE / source),
+                "-o",
+                f"{level}-{source}.o",
+            ]
             for level, lanes, pairs, flags, sources in LEVELS
             for source in sources
         ]

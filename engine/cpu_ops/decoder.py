@@ -195,7 +195,11 @@ class Decoder:
 
 
 def multiply(
-    library: Library, weights: Packed, x: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    library: Library,
+    weights: Packed,
+    x: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x [rows, inputs], float32 or bfloat16 -> [rows, outputs], of `dtype` or x's."""
     function = library.functions.sluice_multiply

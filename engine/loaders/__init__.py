@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from engine.cpu_ops.packing import Blocks
 from engine.models.config import ModelConfig, ModelError
 from engine.wire import TokenizerSpec
 
@@ -23,6 +24,9 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A float tensor on the CPU. Raises ModelError when it is missing, has another shape or can't be read."""
+
+    def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
+        """A matrix as the file holds it, where that is in blocks that the CPU's products take."""
 
     def tokenizer(self) -> TokenizerSpec:
         """The checkpoint's tokenizer."""

@@ -1,6 +1,6 @@
 """GGUF checkpoints (llama.cpp's format): metadata, tokenizer and quantised weights in one file.
 
-May import numpy, torch and the gguf package. Weights are dequantised tensor by tensor to float32.
+May import numpy, torch and the gguf package. Weights are dequantised tensor by tensor to float32, or given as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine import vocab
+from engine.cpu_ops.packing import BLOCK, Blocks
 from engine.models.config import ModelConfig, ModelError, from_gguf
 from engine.wire import TokenizerSpec
 
@@ -37,6 +38,9 @@ _LAYER_NAMES = {
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _MAGIC = b"GGUF"
+# The types of weights that are computed with as they are, and the bytes at the start of a block that hold its scale and
+# any offset.
+_BLOCK_HEADS = {"q8_0": 2, "q4_0": 2, "q4_1": 4}
 
 # Control tokens that end a turn in the common chat formats. Converters name only one end token, and for many chat
 # models it is the end of a text.
@@ -63,6 +67,25 @@ class GGUFCheckpoint:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See `Checkpoint`."""
+        stored = self._find(name, shape)
+        return torch.from_numpy(np.array(self._ordered(stored.name, _dequantised(stored, self._path)), np.float32))
+
+    def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
+        """See `Checkpoint`."""
+        stored = self._find(name, shape)
+        kind = stored.tensor_type.name.lower()
+        if kind not in _BLOCK_HEADS:
+            return None
+        rows = self._ordered(stored.name, stored.data.view(np.uint8).reshape(shape[0], -1))
+        parts = rows.reshape(shape[0], shape[1] // BLOCK, -1)
+        head = _BLOCK_HEADS[kind]
+        scales = torch.from_numpy(parts[:, :, :head].copy().view(np.float16))
+        if not scales.isfinite().all():
+            raise ModelError(f"{self._path}: tensor {stored.name} has scales that are not finite")
+        values = torch.from_numpy(parts[:, :, head:].copy())
+        return Blocks(kind, values, scales[..., 0].contiguous(), scales[..., 1].contiguous() if head > 2 else None)
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> Any:
         stored_name = _stored_name(name)
         stored = self._tensors.get(stored_name)
         if stored is None:
@@ -70,10 +93,13 @@ class GGUFCheckpoint:
         found = tuple(int(size) for size in reversed(stored.shape))
         if found != shape:
             raise ModelError(f"{self._path}: tensor {stored_name} has shape {found}, not {shape}")
-        values = _dequantised(stored, self._path)
+        return stored
+
+    def _ordered(self, stored_name: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A tensor's rows in Hugging Face's order."""
         if self.config.architecture == "llama" and ("attn_q." in stored_name or "attn_k." in stored_name):
-            values = _unpermuted(values, self.config.head_dim)
-        return torch.from_numpy(np.array(values, dtype=np.float32))
+            return _unpermuted(rows, self.config.head_dim)
+        return rows
 
     def tokenizer(self) -> TokenizerSpec:
         """See `Checkpoint`."""
@@ -149,7 +175,7 @@ def _dequantised(tensor: Any, path: Path) -> np.ndarray[Any, np.dtype[np.float32
     return values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
 
 
-def _unpermuted(values: np.ndarray[Any, np.dtype[np.float32]], head_dim: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _unpermuted(values: np.ndarray[Any, Any], head_dim: int) -> np.ndarray[Any, Any]:
     """q or k rows in Hugging Face's order. llama.cpp rotates neighbouring numbers (0 with 1, 2 with 3) in the llama
     architecture, so its converter stores the rows of each head with their two halves interleaved."""
     pairs = values.reshape(-1, head_dim // 2, 2, *values.shape[1:])

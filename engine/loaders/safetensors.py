@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine import vocab
+from engine.cpu_ops.packing import Blocks
 from engine.models.config import ModelConfig, ModelError, from_huggingface
 from engine.wire import TokenizerSpec
 
@@ -46,6 +47,10 @@ class SafetensorsCheckpoint:
         if not tensor.is_floating_point():
             raise ModelError(f"{place}: tensor {name} holds {tensor.dtype}, not floating-point numbers")
         return tensor
+
+    def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
+        """See `Checkpoint`: here are floats only."""
+        return None
 
     def tokenizer(self) -> TokenizerSpec:
         """See `Checkpoint`."""

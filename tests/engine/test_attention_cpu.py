@@ -63,7 +63,7 @@ class Cache:
         self.tables = [[blocks.pop() for _ in range(count)] for count in needed]
         self.backend = CPUAttention(replace(CONFIG, windows=(window, 0)), torch.float32)
         self.backend.allocate(sum(needed) + 3, block_size)
-        for caches in self.backend._caches:
+        for caches in self.backend.caches:
             for cache in caches:
                 cache[:-1].fill_(torch.nan)
 
@@ -187,7 +187,7 @@ def test_memory_is_touched_only_as_slots_are_written() -> None:
     before = resident_bytes()
     backend.allocate(2**20, 16)  # 2 GiB
     assert resident_bytes() - before < 2**26
-    k, v = backend._caches[0]
+    k, v = backend.caches[0]
     assert k.shape == v.shape == (2**20 + 1, KV_HEADS, 16, DIM)
     assert k.is_contiguous()
     assert v.is_contiguous()

@@ -26,7 +26,7 @@ class Stepper:
 
     def poison(self) -> None:
         """Fills the whole cache with NaN, as a careless sequence before might have."""
-        for caches in self.runner._attention._caches:
+        for caches in self.runner._model.caches:
             for cache in caches:
                 cache[:-1].fill_(torch.nan)
 
