@@ -68,6 +68,7 @@ def build(target: Path, extra: tuple[str, ...] = (), program: Path | None = None
                 *_FLAGS,
                 *flags,
                 *_macros(level, lanes, pairs),
+                *_FLAGS_OF.get(source, ()),
                 *extra,
                 "-c",
                 str(HERE / source),
