@@ -1,8 +1,8 @@
 """`python -m bench quality`: what each type of weights costs in quality, against float32 of the same file.
 
 For the passages of bench/texts, which were written for this and are under this repository's licence: the perplexity of
-their tokens, and the share of places where the likeliest next token is the one that float32 finds likeliest. Then greedy
-answers to each passage's beginning: how many are the same, and how many tokens come before the first that differs.
+their tokens, and the share of places where the likeliest next token is the one that float32 finds likeliest. Then
+greedy answers to each passage's beginning: how many are the same, and how many tokens come before the first difference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     try:
         print(f"{options.model}, {TEXTS.name}: {PROMPT_TOKENS} tokens of prompt, {ANSWER_TOKENS} of answer\n")
-        print("| type | perplexity | to float32 | same likeliest token | same answers | same tokens before a difference |")
+        print(
+            "| type | perplexity | to float32 | same likeliest token | same answers | same tokens before a difference |"
+        )
         print("|---|---|---|---|---|---|")
         _compare(options.model, ["float32", *(options.dtype or ["bfloat16", "int8", "gguf"])])
     except ModelError as error:
@@ -49,12 +51,10 @@ def _compare(model: str, dtypes: list[str]) -> None:
         likeliest = [a == b for a, b in zip(ours.likeliest, base.likeliest, strict=True)]
         lengths = [_common(a, b) for a, b in zip(ours.answers, base.answers, strict=True)]
         whole = sum(a == b for a, b in zip(ours.answers, base.answers, strict=True))
-        ratio = ours.perplexity / base.perplexity
-        print(
-            f"| {dtype} | {ours.perplexity:.3f} | {ratio - 1:+.2%} | {statistics.mean(likeliest):.2%} of {len(likeliest)} "
-            f"| {whole} of {len(lengths)} | {statistics.mean(lengths):.1f} |",
-            flush=True,
-        )
+        more = ours.perplexity / base.perplexity - 1
+        same = f"{statistics.mean(likeliest):.2%} of {len(likeliest)} | {whole} of {len(lengths)}"
+        line = f"| {dtype} | {ours.perplexity:.3f} | {more:+.2%} | {same} | {statistics.mean(lengths):.1f} |"
+        print(line, flush=True)
 
 
 class Figures:

@@ -4,8 +4,8 @@ May import numpy, torch and the standard library. `load` finds the library that 
 one in the user's cache folder, else it compiles one into that folder: a checkout that was never installed is as fast as
 an installation. Where there is no compiler the engine computes in torch.
 
-All arithmetic is in float32 and a row's result never depends on the rows beside it. Work is cut for as many threads as
-torch uses, and runs on torch's own.
+A row's result never depends on the rows beside it. Work is cut for as many threads as torch uses, and runs on torch's
+own. The engine computes whole steps (`decoder`); the operators here are the parts of one, by themselves.
 """
 
 from __future__ import annotations

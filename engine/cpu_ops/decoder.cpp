@@ -15,8 +15,10 @@ namespace {
 
 // A product of many rows is cut by rows too, so that the last panels keep all threads busy.
 constexpr int64_t SPAN_ROWS_MAX = 96;
-// For each thread: enough that one which is late does less, few enough that taking them costs nothing.
+// For each thread: enough that one which is late does less.
 constexpr int64_t TASKS_PER_THREAD = 16;
+// But a few microseconds of reading, so that taking a task costs nothing beside it.
+constexpr int64_t TASK_BYTES_MIN = 96 * 1024;
 
 constexpr uintptr_t ALIGNMENT = 64;
 
@@ -55,7 +57,9 @@ void multiply_part(const Product &p, const Rows &x, int64_t rows, void *out, int
                    int64_t threads) {
     const int64_t panels = (p.outputs + PANEL - 1) / PANEL, unit = products->panels[p.format];
     const int64_t units = (panels + unit - 1) / unit;
-    const int64_t width = std::max<int64_t>(units / (threads * TASKS_PER_THREAD), 1) * unit;
+    const int64_t unit_bytes = std::max<int64_t>(unit * PANEL * p.inputs * BITS[p.format] / 8, 1);
+    const int64_t worth = std::min(TASK_BYTES_MIN / unit_bytes, units / threads);
+    const int64_t width = std::max<int64_t>({units / (threads * TASKS_PER_THREAD), worth, 1}) * unit;
     const int64_t columns = (panels + width - 1) / width, spans = (rows + SPAN_ROWS_MAX - 1) / SPAN_ROWS_MAX;
     parallel(columns * spans, threads, [&](int64_t i) {
         const int64_t first = i / spans * width, row = rows * (i % spans) / spans, next = rows * (i % spans + 1) / spans;
@@ -116,7 +120,7 @@ float weight(const Product &p, int64_t panel, int64_t lane, int64_t input) {
     const int byte = four[place % 4];
     const int stored = !four_bits ? byte : input % BLOCK < BLOCK / 2 ? byte & 15 : byte >> 4;
     const auto number = static_cast<float>(stored - static_cast<int>(ZERO[p.format]));
-    if (how == AS_ROWS) return number * static_cast<const float *>(p.scales)[panel * PANEL + lane];
+    if (how == AS_SPANS) return number * static_cast<const float *>(p.scales)[panel * PANEL + lane];
     const int64_t at = (panel * (p.inputs / BLOCK) + input / BLOCK) * PANEL + lane;
     const float scaled = number * from_half(static_cast<const uint16_t *>(p.scales)[at]);
     return p.format == Q4_1 ? scaled + from_half(static_cast<const uint16_t *>(p.offsets)[at]) : scaled;

@@ -11,10 +11,8 @@ import torch
 
 PANEL = 16
 BLOCK = 32
+SPAN = 64
 FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "q8_0": 3, "q4_0": 4, "q4_1": 5}
-
-# Products of 8-bit numbers are added up in 32 bits: so many of the largest fit.
-INT8_INPUTS_MAX = 2**31 // (255 * 127)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,21 @@ def pack_blocks(blocks: Blocks) -> Packed:
         _panels(blocks.scales),
         None if blocks.offsets is None else _panels(blocks.offsets),
     )
+
+
+def joined(parts: list[Packed]) -> Packed | None:
+    """One matrix of all their outputs, if they are alike and their panels full."""
+    first = parts[0]
+    if any(each.format != first.format or each.outputs % PANEL for each in parts):
+        return None
+
+    def cat(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
+        present = [each for each in tensors if each is not None]
+        return torch.cat(present) if present else None
+
+    weights = torch.cat([each.weights for each in parts])
+    scales, offsets = cat([each.scales for each in parts]), cat([each.offsets for each in parts])
+    return Packed(first.format, sum(each.outputs for each in parts), first.inputs, weights, scales, offsets)
 
 
 def _pack_int8(weight: torch.Tensor) -> Packed:

@@ -82,7 +82,6 @@ INLINE F load_halves(const Half *from) {
 
 // Four bytes of activations for all lanes, and their product with the weights of the lanes' outputs, added to a sum.
 struct AsFloat32 {
-    typedef F Sum;
     F all;
     INLINE AsFloat32 of(uint32_t one) { return {F{} + bits_of<float>(one)}; }
     INLINE F dot(F sum, U weights, const AsFloat32 &x) { return fused(bits_of<F>(weights), x.all, sum); }
@@ -90,14 +89,12 @@ struct AsFloat32 {
 
 #if defined(__AVX512BF16__)
 struct AsBFloat16 {
-    typedef F Sum;
     __m512bh all;
     INLINE AsBFloat16 of(uint32_t one) { return {bits_of<__m512bh>(U{} + one)}; }
     INLINE F dot(F sum, U weights, const AsBFloat16 &x) { return _mm512_dpbf16_ps(sum, bits_of<__m512bh>(weights), x.all); }
 };
 #else
 struct AsBFloat16 {
-    typedef F Sum;
     F first, second;
     INLINE AsBFloat16 of(uint32_t one) {
         return {F{} + bits_of<float>(one << 16), F{} + bits_of<float>(one & 0xffff0000u)};
@@ -110,7 +107,6 @@ struct AsBFloat16 {
 
 #if defined(__AVX512VNNI__)
 struct AsBytes {
-    typedef I Sum;
     U all;
     INLINE AsBytes of(uint32_t one) { return {U{} + one}; }
     INLINE I dot(I sum, U weights, const AsBytes &x) {
@@ -128,7 +124,6 @@ INLINE I add_pairs(I sum, U a, U b) {
 }
 
 struct AsBytes {
-    typedef I Sum;
     U even, odd;  // the four bytes as two pairs of 16-bit numbers
     INLINE uint32_t pair(uint32_t low, uint32_t high) {
         const auto a = static_cast<int8_t>(low), b = static_cast<int8_t>(high);
@@ -141,7 +136,6 @@ struct AsBytes {
 };
 #else
 struct AsBytes {
-    typedef I Sum;
     int32_t each[4];
     INLINE AsBytes of(uint32_t one) {
         AsBytes x;
@@ -175,52 +169,48 @@ INLINE void write_panel(const F *values, const Product &p, int64_t panel, void *
     }
 }
 
-// R rows by C panels, of weights that have one scale for an output, or none.
+// Few rows wait for memory, and a panel is over before the processor has guessed that more is coming: so they ask for
+// what the next tile reads. A prefetch may be of any address.
+constexpr int FETCH_ROWS_MAX = 4;
+
+template <int R>
+INLINE void fetch(const void *from, int64_t ahead) {
+    const auto place = reinterpret_cast<uintptr_t>(from) + static_cast<uintptr_t>(ahead);
+    if constexpr (R <= FETCH_ROWS_MAX) __builtin_prefetch(reinterpret_cast<const void *>(place));
+}
+
+// R rows by C panels, of weights that are floats.
 template <int FORMAT, class As, int R, int C>
 INLINE void tile(const Product &p, const Rows &x, int64_t row, int64_t panel, void *out, int64_t kind, int64_t stride) {
-    typedef typename As::Sum Sum;
     const int64_t groups = prepared_bytes(PREPARATION[FORMAT], p.inputs) / 4;
     const unsigned char *weights = static_cast<const unsigned char *>(p.weights) + panel * groups * VECTOR;
     const unsigned char *values = x.values + row * x.stride;
-    Sum sums[R][C * PARTS];
-    for (int r = 0; r < R; r++) {
-        Sum start = {};
-        if constexpr (FORMAT == INT8) start -= static_cast<int32_t>(ZERO[FORMAT]) * x.sums[row + r];
-        for (int c = 0; c < C * PARTS; c++) sums[r][c] = start;
-    }
+    F sums[R][C * PARTS] = {};
     for (int64_t g = 0; g < groups; g++) {
         U each[C * PARTS];
-        for (int c = 0; c < C; c++)
-            for (int i = 0; i < PARTS; i++) each[c * PARTS + i] = words(weights + (c * groups + g) * VECTOR + i * W * 4);
+        for (int c = 0; c < C; c++) {
+            const unsigned char *from = weights + (c * groups + g) * VECTOR;
+            fetch<R>(from, C * groups * VECTOR);
+            for (int i = 0; i < PARTS; i++) each[c * PARTS + i] = words(from + i * W * 4);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const As four = As::of(word(values + r * x.stride + g * 4));
-            for (int c = 0; c < C * PARTS; c++) sums[r][c] = As::dot(sums[r][c], each[c], four);
+            const As group = As::of(word(values + r * x.stride + g * 4));
+            for (int c = 0; c < C * PARTS; c++) sums[r][c] = As::dot(sums[r][c], each[c], group);
         }
     }
     for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) {
-            F values_of_panel[PARTS];
-            for (int i = 0; i < PARTS; i++) {
-                if constexpr (FORMAT == INT8) {
-                    const float *scales = static_cast<const float *>(p.scales) + (panel + c) * PANEL + i * W;
-                    values_of_panel[i] =
-                        __builtin_convertvector(sums[r][c * PARTS + i], F) * (load<W>(scales) * x.scales[row + r]);
-                } else {
-                    values_of_panel[i] = sums[r][c * PARTS + i];
-                }
-            }
-            write_panel(values_of_panel, p, panel + c, out, kind, (row + r) * stride);
-        }
+        for (int c = 0; c < C; c++) write_panel(sums[r] + c * PARTS, p, panel + c, out, kind, (row + r) * stride);
 }
 
-// R rows by C panels, of weights that have a scale for each block.
+// R rows by C panels, of weights in 8 or 4 bits: whole numbers within a block, or a span, of activations.
 template <int FORMAT, int R, int C>
 INLINE void block_tile(const Product &p, const Rows &x, int64_t row, int64_t panel, void *out, int64_t kind,
                        int64_t stride) {
-    constexpr int64_t VECTORS = FORMAT == Q8_0 ? 8 : 4;  // of a block
-    const int64_t blocks = x.blocks;
-    const unsigned char *weights = static_cast<const unsigned char *>(p.weights) + panel * blocks * VECTORS * VECTOR;
+    constexpr bool FOUR_BITS = FORMAT == Q4_0 || FORMAT == Q4_1;
+    constexpr int64_t VECTORS = FORMAT == INT8 ? SPAN / 4 : FOUR_BITS ? BLOCK / 8 : BLOCK / 4;  // of a block
+    const int64_t blocks = x.blocks, vectors = FORMAT == INT8 ? (p.inputs + 3) / 4 : blocks * VECTORS;
+    const unsigned char *weights = static_cast<const unsigned char *>(p.weights) + panel * vectors * VECTOR;
     const Half *scales = static_cast<const Half *>(p.scales) + panel * blocks * PANEL;
     const Half *offsets = static_cast<const Half *>(p.offsets) + panel * blocks * PANEL;
     const unsigned char *values = x.values + row * x.stride;
@@ -230,21 +220,24 @@ INLINE void block_tile(const Product &p, const Rows &x, int64_t row, int64_t pan
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C * PARTS; c++)
                 sums[r][c] = I{} - static_cast<int32_t>(ZERO[FORMAT]) * x.sums[(row + r) * blocks + b];
-#pragma GCC unroll 8
-        for (int64_t g = 0; g < VECTORS; g++) {
+        const int64_t count = FORMAT == INT8 && b + 1 == blocks ? vectors - b * VECTORS : VECTORS;
+        for (int64_t g = 0; g < count; g++) {
             U low[C * PARTS], high[C * PARTS];
-            for (int c = 0; c < C; c++)
+            for (int c = 0; c < C; c++) {
+                const unsigned char *from = weights + (c * vectors + b * VECTORS + g) * VECTOR;
+                fetch<R>(from, C * vectors * VECTOR);
                 for (int i = 0; i < PARTS; i++) {
-                    const U both = words(weights + ((c * blocks + b) * VECTORS + g) * VECTOR + i * W * 4);
-                    low[c * PARTS + i] = FORMAT == Q8_0 ? both : both & 0x0f0f0f0fu;
-                    high[c * PARTS + i] = both >> 4 & 0x0f0f0f0fu;
+                    const U stored = words(from + i * W * 4);
+                    low[c * PARTS + i] = FOUR_BITS ? stored & 0x0f0f0f0fu : stored;
+                    high[c * PARTS + i] = stored >> 4 & 0x0f0f0f0fu;
                 }
+            }
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                const unsigned char *at = values + r * x.stride + b * BLOCK + g * 4;
-                const AsBytes four = AsBytes::of(word(at));
-                for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot(sums[r][c], low[c], four);
-                if constexpr (FORMAT != Q8_0) {
+                const unsigned char *at = values + r * x.stride + b * (FORMAT == INT8 ? SPAN : BLOCK) + g * 4;
+                const AsBytes group = AsBytes::of(word(at));
+                for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot(sums[r][c], low[c], group);
+                if constexpr (FOUR_BITS) {
                     const AsBytes more = AsBytes::of(word(at + BLOCK / 2));
                     for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot(sums[r][c], high[c], more);
                 }
@@ -252,62 +245,58 @@ INLINE void block_tile(const Product &p, const Rows &x, int64_t row, int64_t pan
         }
         for (int c = 0; c < C; c++)
             for (int i = 0; i < PARTS; i++) {
-                const F scale = load_halves(scales + (c * blocks + b) * PANEL + i * W);
-                F offset = {};
+                F scale = {}, offset = {};
+                if constexpr (FORMAT != INT8) scale = load_halves(scales + (c * blocks + b) * PANEL + i * W);
                 if constexpr (FORMAT == Q4_1) offset = load_halves(offsets + (c * blocks + b) * PANEL + i * W);
                 for (int r = 0; r < R; r++) {
                     const float its = x.scales[(row + r) * blocks + b];
                     F &total = totals[r][c * PARTS + i];
-                    total = fused(__builtin_convertvector(sums[r][c * PARTS + i], F), scale * its, total);
+                    const F both = FORMAT == INT8 ? F{} + its : scale * its;
+                    total = fused(__builtin_convertvector(sums[r][c * PARTS + i], F), both, total);
                     if constexpr (FORMAT == Q4_1)
                         total = fused(offset, F{} + its * static_cast<float>(x.sums[(row + r) * blocks + b]), total);
                 }
             }
     }
     for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++)
+        for (int c = 0; c < C; c++) {
+            if constexpr (FORMAT == INT8)
+                for (int i = 0; i < PARTS; i++)
+                    totals[r][c * PARTS + i] *= load<W>(static_cast<const float *>(p.scales) + (panel + c) * PANEL + i * W);
             write_panel(totals[r] + c * PARTS, p, panel + c, out, kind, (row + r) * stride);
+        }
 }
 
 template <int FORMAT, int R, int C>
 INLINE void any_tile(const Product &p, const Rows &x, int64_t row, int64_t panel, void *out, int64_t kind,
                      int64_t stride) {
-    if constexpr (PREPARATION[FORMAT] == AS_BLOCKS)
+    if constexpr (FORMAT >= INT8)
         block_tile<FORMAT, R, C>(p, x, row, panel, out, kind, stride);
-    else if constexpr (FORMAT == INT8)
-        tile<FORMAT, AsBytes, R, C>(p, x, row, panel, out, kind, stride);
     else if constexpr (FORMAT == BFLOAT16)
         tile<FORMAT, AsBFloat16, R, C>(p, x, row, panel, out, kind, stride);
     else
         tile<FORMAT, AsFloat32, R, C>(p, x, row, panel, out, kind, stride);
 }
 
-// `count` rows, of up to R.
+// `count` rows in tiles of R, the rest in smaller ones: 6, 4, 2 and 1 serve for every number.
 template <int FORMAT, int R, int C>
-INLINE void tile_rows(int64_t count, const Product &p, const Rows &x, int64_t row, int64_t panel, void *out, int64_t kind,
-                      int64_t stride) {
+INLINE void tiles(const Product &p, const Rows &x, int64_t row, int64_t count, int64_t panel, void *out, int64_t kind,
+                  int64_t stride) {
+    for (; count >= R; row += R, count -= R) any_tile<FORMAT, R, C>(p, x, row, panel, out, kind, stride);
     if constexpr (R > 1)
-        if (count < R) return tile_rows<FORMAT, R - 1, C>(count, p, x, row, panel, out, kind, stride);
-    any_tile<FORMAT, R, C>(p, x, row, panel, out, kind, stride);
+        if (count) tiles<FORMAT, R == 2 ? 1 : R - 2, C>(p, x, row, count, panel, out, kind, stride);
 }
 
 template <int FORMAT>
 void multiply(const Product &p, const Rows &x, const Span &span, void *out, int64_t kind, int64_t stride) {
-    constexpr bool blocks = PREPARATION[FORMAT] == AS_BLOCKS;
+    constexpr bool blocks = FORMAT >= INT8;
     constexpr int R = blocks ? BLOCK_ROWS : TILE_ROWS, C = blocks ? BLOCK_PANELS : TILE_PANELS;
-    const int64_t tiles = (span.rows + R - 1) / R, end = span.first_panel + span.panels;
-    for (int64_t panel = span.first_panel; panel < end;) {
-        const bool whole = panel + C <= end;
-        for (int64_t t = 0; t < tiles; t++) {  // the tiles are as equal as can be
-            const int64_t row = span.rows * t / tiles, count = span.rows * (t + 1) / tiles - row;
-            if (whole)
-                tile_rows<FORMAT, R, C>(count, p, x, span.first_row + row, panel, out, kind, stride);
-            else  // the last few panels aren't worth more code
-                for (int64_t r = row; r < row + count; r++)
-                    any_tile<FORMAT, 1, 1>(p, x, span.first_row + r, panel, out, kind, stride);
-        }
-        panel += whole ? C : 1;
-    }
+    int64_t panel = span.first_panel;
+    const int64_t end = panel + span.panels;
+    for (; panel + C <= end; panel += C)
+        tiles<FORMAT, R, C>(p, x, span.first_row, span.rows, panel, out, kind, stride);
+    for (; panel < end; panel++)  // the last few aren't worth more code
+        tiles<FORMAT, 1, 1>(p, x, span.first_row, span.rows, panel, out, kind, stride);
 }
 
 template <int HOW, class T>
@@ -363,13 +352,12 @@ void prepare_bytes(const void *x_, int64_t first, int64_t count, int64_t size, c
         auto *values = reinterpret_cast<int8_t *>(to.values + row * to.stride);
         float *scales = to.scales + row * to.blocks;
         int32_t *sums = to.sums + row * to.blocks;
-        if constexpr (HOW == AS_BLOCKS) {
-            for (int64_t b = 0; b < to.blocks; b++)
-                prepare_span(x + b * BLOCK, BLOCK, values + b * BLOCK, scales + b, sums + b);
-        } else {
-            prepare_span(x, size, values, scales, sums);
-            for (int64_t i = size; i < to.stride; i++) values[i] = 0;
+        constexpr int64_t length = HOW == AS_BLOCKS ? BLOCK : SPAN;
+        for (int64_t b = 0; b < to.blocks; b++) {
+            const int64_t left = size - b * length;
+            prepare_span(x + b * length, left < length ? left : length, values + b * length, scales + b, sums + b);
         }
+        for (int64_t i = size; i < to.stride; i++) values[i] = 0;
     }
 }
 
@@ -380,11 +368,11 @@ void prepare_bytes(const void *x_, int64_t first, int64_t count, int64_t size, c
 
 constexpr Products TABLE = {
     SLUICE_NAME(SLUICE_LEVEL),
-    {TILE_PANELS, TILE_PANELS, TILE_PANELS, BLOCK_PANELS, BLOCK_PANELS, BLOCK_PANELS},
+    {TILE_PANELS, TILE_PANELS, BLOCK_PANELS, BLOCK_PANELS, BLOCK_PANELS, BLOCK_PANELS},
     {
         {prepare_numbers<AS_FLOAT32, float>, prepare_numbers<AS_FLOAT32, BFloat16>},
         {prepare_numbers<AS_BFLOAT16, float>, prepare_numbers<AS_BFLOAT16, BFloat16>},
-        {prepare_bytes<AS_ROWS, float>, prepare_bytes<AS_ROWS, BFloat16>},
+        {prepare_bytes<AS_SPANS, float>, prepare_bytes<AS_SPANS, BFloat16>},
         {prepare_bytes<AS_BLOCKS, float>, prepare_bytes<AS_BLOCKS, BFloat16>},
     },
     {multiply<FLOAT32>, multiply<BFLOAT16>, multiply<INT8>, multiply<Q8_0>, multiply<Q4_0>, multiply<Q4_1>},

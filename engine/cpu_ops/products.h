@@ -17,22 +17,25 @@ namespace sluice {
 
 constexpr int64_t PANEL = 16;  // outputs
 constexpr int64_t BLOCK = 32;  // inputs that share a scale in GGUF's types
+constexpr int64_t SPAN = 64;   // activations that share a scale where weights have one for each output
 
 enum Format {
     FLOAT32,
     BFLOAT16,
-    INT8,  // a scale for each output, of weights -127 … 127; a scale for each row of activations
+    INT8,  // a scale for each output, of weights -127 … 127
     Q8_0,  // the others are GGUF's: a scale for each block, of weights and of activations
     Q4_0,
     Q4_1,  // with an offset for each block
     FORMATS
 };
 
-// How activations are made ready: as they are, rounded to bfloat16, in 8 bits with one scale, or one for each block.
-enum Preparation { AS_FLOAT32, AS_BFLOAT16, AS_ROWS, AS_BLOCKS, PREPARATIONS };
+// How activations are made ready: as they are, rounded to bfloat16, or in 8 bits with a scale for each span or block. One
+// scale for a whole row is too coarse: beside a row's few large numbers the others vanish (bench/RESULTS.md).
+enum Preparation { AS_FLOAT32, AS_BFLOAT16, AS_SPANS, AS_BLOCKS, PREPARATIONS };
 
-constexpr Preparation PREPARATION[FORMATS] = {AS_FLOAT32, AS_BFLOAT16, AS_ROWS, AS_BLOCKS, AS_BLOCKS, AS_BLOCKS};
+constexpr Preparation PREPARATION[FORMATS] = {AS_FLOAT32, AS_BFLOAT16, AS_SPANS, AS_BLOCKS, AS_BLOCKS, AS_BLOCKS};
 constexpr int64_t GROUP[PREPARATIONS] = {1, 2, 4, 4};  // inputs in four bytes
+constexpr int64_t BITS[FORMATS] = {32, 16, 8, 8, 4, 4};  // of a weight
 constexpr int64_t ZERO[FORMATS] = {0, 0, 128, 128, 8, 0};
 
 struct Product {
@@ -44,7 +47,7 @@ struct Product {
 };
 
 // Activations that were made ready. Row r begins at `values` + r * `stride` bytes; `scales` and `sums` (of the values in
-// 8 bits) are [rows, blocks], one block for AS_ROWS.
+// 8 bits) are [rows, blocks], or spans.
 struct Rows {
     unsigned char *values;
     int64_t stride, blocks;
@@ -69,7 +72,9 @@ struct Products {
 
 // Bytes of a prepared row, and its blocks.
 constexpr int64_t prepared_bytes(Preparation how, int64_t size) { return (size + GROUP[how] - 1) / GROUP[how] * 4; }
-constexpr int64_t prepared_blocks(Preparation how, int64_t size) { return how == AS_BLOCKS ? size / BLOCK : 1; }
+constexpr int64_t prepared_blocks(Preparation how, int64_t size) {
+    return how == AS_BLOCKS ? size / BLOCK : (size + SPAN - 1) / SPAN;
+}
 
 const Products *base_products();
 const Products *avx2_products();

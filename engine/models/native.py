@@ -15,8 +15,8 @@ import torch
 from engine.attention import StepBatch
 from engine.cpu_ops import HEAD_DIM_MAX, Library, Step
 from engine.cpu_ops.decoder import Decoder, Layer, Part, Shape
-from engine.cpu_ops.packing import INT8_INPUTS_MAX, Blocks, Packed, pack, pack_blocks
-from engine.models.config import ModelConfig, ModelError
+from engine.cpu_ops.packing import Blocks, Packed, joined, pack, pack_blocks
+from engine.models.config import ModelConfig
 from engine.models.llama import Weights
 from engine.models.rotary import Rotary
 
@@ -106,14 +106,12 @@ class NativeDecoder:
         )
 
     def _parts(self, prefix: str, outputs: dict[str, int], inputs: int, *, bias: bool) -> list[Part]:
-        """The named projections of one input."""
-        return [
-            Part(
-                self._pack(f"{prefix}{name}", rows, inputs),
-                self._read(f"{prefix}{name}.bias", (rows,)) if bias else None,
-            )
-            for name, rows in outputs.items()
-        ]
+        """The named projections of one input: one product, if they can be."""
+        packed = [self._pack(f"{prefix}{name}", rows, inputs) for name, rows in outputs.items()]
+        biases = [self._read(f"{prefix}{name}.bias", (rows,)) for name, rows in outputs.items()] if bias else None
+        if whole := joined(packed):
+            return [Part(whole, None if biases is None else torch.cat(biases))]
+        return [Part(each, None if biases is None else biases[index]) for index, each in enumerate(packed)]
 
     def _pack(self, name: str, outputs: int, inputs: int, *, looked_up: bool = False) -> Packed:
         """`looked_up`: it is a table, never multiplied by."""
@@ -123,8 +121,6 @@ class NativeDecoder:
             packed = pack_blocks(blocks)
         else:
             form = "bfloat16" if self._numbers == "gguf" or (looked_up and self._numbers == "int8") else self._numbers
-            if form == "int8" and inputs > INT8_INPUTS_MAX:
-                raise ModelError(f"{name} has {inputs} inputs; int8 serves up to {INT8_INPUTS_MAX}: use bfloat16")
             packed = pack(self._weights.tensor(name, shape), form)
         self._packed[packed.format] += packed.bytes
         return packed

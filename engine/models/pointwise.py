@@ -1,6 +1,6 @@
-"""What a decoder layer does between its products: norms, rotation, gating; in torch, or by the CPU's C++ operators.
+"""What a decoder layer does between its products: norms, rotation, gating; what a device does its own way.
 
-May import torch and the modules beside it, and the C++ operators.
+May import torch and the modules beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from engine.cpu_ops import Library
 from engine.models.config import ModelConfig
 from engine.models.rotary import Rotary
 
@@ -61,29 +60,3 @@ class TorchPointwise:
         """See `Pointwise`."""
         gate, up = x.chunk(2, -1)
         return functional.silu(gate).mul_(up)
-
-
-class NativePointwise:
-    """See `Pointwise`; on the CPU, one pass over memory each. The library must serve the model's type."""
-
-    def __init__(self, config: ModelConfig, library: Library) -> None:
-        self._eps = config.rms_norm_eps
-        self._library = library
-        self._rotary = Rotary(config.rope, config.rotary_dim, device=torch.device("cpu"), dtype=torch.float32)
-
-    def normed(self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        """See `Pointwise`."""
-        return self._library.norm(x, more, weight, self._eps)
-
-    def angles(self, positions: torch.Tensor) -> Angles:
-        """See `Pointwise`."""
-        return self._rotary.angles(positions)
-
-    def rotated(self, heads: torch.Tensor, norm: torch.Tensor | None, angles: Angles) -> torch.Tensor:
-        """See `Pointwise`. In place."""
-        self._library.rotate(heads, angles, norm, self._eps)
-        return heads
-
-    def gated(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Pointwise`."""
-        return self._library.silu_mul(x)

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "kernels.h"
+#include "decoder.h"
 
 extern "C" {
 const char *sluice_ops_init(int level, void *parallel);
@@ -16,6 +16,12 @@ void sluice_norm(int64_t kind, void *, const void *, const void *, void *, int64
 void sluice_rotate(int64_t kind, void *, const float *, const float *, const void *, int64_t, int64_t, int64_t, int64_t,
                    int64_t, float, int64_t);
 void sluice_silu_mul(int64_t kind, const void *, void *, int64_t, int64_t, int64_t);
+int64_t sluice_space(const sluice::Decoder *, int64_t rows);
+void sluice_forward(const sluice::Decoder *, const sluice::Attend *, const int64_t *ids, const float *cos, const float *sin,
+                    float *x, void *space, int64_t threads);
+void sluice_logits(const sluice::Decoder *, float *x, int64_t rows, float *out, void *space, int64_t threads);
+void sluice_multiply(const sluice::Product *, const void *x, int64_t kind, int64_t rows, void *out, int64_t out_kind,
+                     int64_t threads);
 }
 
 static std::vector<unsigned char> numbers(int64_t count, int64_t kind) {
@@ -48,8 +54,72 @@ static void attend(int64_t kind, int64_t kv_heads, int64_t shared, int64_t dim, 
                   qkv.data() + (heads + kv_heads) * dim * item, row, keys.data(), values.data(), out.data(), window, 1);
 }
 
+// A matrix in exactly the memory that its layout takes.
+struct Matrix {
+    std::vector<unsigned char> weights, scales, offsets;
+    sluice::Product product;
+
+    Matrix(int64_t format, int64_t outputs, int64_t inputs) {
+        const sluice::Preparation how = sluice::PREPARATION[format];
+        const bool four_bits = format == sluice::Q4_0 || format == sluice::Q4_1, blocks = how == sluice::AS_BLOCKS;
+        const int64_t panels = (outputs + sluice::PANEL - 1) / sluice::PANEL;
+        const int64_t row = sluice::prepared_bytes(how, inputs) / (four_bits ? 2 : 1);
+        const int64_t spans = panels * sluice::PANEL * (blocks ? inputs / sluice::BLOCK : 1);
+        weights = numbers(panels * sluice::PANEL * row / 4, 0);
+        scales = numbers(blocks || format == sluice::INT8 ? spans : 0, blocks);
+        offsets = numbers(format == sluice::Q4_1 ? spans : 0, 1);
+        product = {format, inputs, outputs, weights.data(), scales.data(), offsets.data(), nullptr};
+    }
+};
+
+static void multiply(int64_t format) {
+    const bool blocks = sluice::PREPARATION[format] == sluice::AS_BLOCKS;
+    for (int64_t outputs : {1, 17, 80, 200})
+        for (int64_t inputs : {blocks ? 32 : 1, blocks ? 96 : 43})
+            for (int64_t rows : {1, 7, 100})
+                for (int64_t kind = 0; kind < 2; kind++) {
+                    Matrix matrix(format, outputs, inputs);
+                    auto x = numbers(rows * inputs, kind), out = numbers(rows * outputs, 1 - kind);
+                    sluice_multiply(&matrix.product, x.data(), kind, rows, out.data(), 1 - kind, 2);
+                }
+}
+
+// Two layers with keys and values of `kind`: a step of a whole prompt and one token of another.
+static void decode(int64_t kind, int64_t format) {
+    constexpr int64_t HIDDEN = 64, INNER = 96, HEADS = 4, KV_HEADS = 2, DIM = 16, VOCABULARY = 50, ROWS = 20;
+    const int64_t width = (HEADS + 2 * KV_HEADS) * DIM;
+    Matrix table(format, VOCABULARY, HIDDEN), qkv(format, width, HIDDEN), output(format, HIDDEN, HEADS * DIM);
+    Matrix half(format, INNER, HIDDEN), down(format, HIDDEN, INNER);
+    const sluice::Product both[] = {half.product, half.product};
+    auto norm = numbers(HIDDEN, 0), qk_norm = numbers((HEADS + KV_HEADS) * DIM, kind);
+    auto keys = numbers(4 * KV_HEADS * 16 * DIM, kind), values = keys;
+    const auto *scale = reinterpret_cast<float *>(norm.data());
+    const sluice::Layer layer = {scale, {&qkv.product, 1}, qk_norm.data(), {&output.product, 1}, scale, {both, 2},
+                                 {&down.product, 1}, 0, keys.data(), values.data()};
+    const sluice::Layer layers[] = {layer, layer};
+    const sluice::Decoder decoder = {kind, 2, HIDDEN, INNER, HEADS, KV_HEADS, DIM, DIM, layers, &table.product, scale,
+                                     {&table.product, 1}, 1e-5f};
+    const std::vector<int64_t> rows = {0, ROWS - 1, ROWS}, contexts = {ROWS - 1, 9}, tables = {0, 1, 2, -1};
+    std::vector<int64_t> slots, ids;
+    for (int64_t i = 0; i < ROWS; i++) slots.push_back(i < ROWS - 1 ? i : 2 * 16 + 8), ids.push_back(i * 2);
+    sluice::Attend step = {};
+    step.kind = kind, step.slices = 2, step.heads = HEADS, step.kv_heads = KV_HEADS, step.head_dim = DIM;
+    step.block_size = 16, step.table_stride = 2, step.scale = 0.25f;
+    step.rows = rows.data(), step.contexts = contexts.data(), step.tables = tables.data(), step.slots = slots.data();
+    auto angles = numbers(ROWS * DIM, 0), x = numbers(ROWS * HIDDEN, 0), out = numbers(ROWS * VOCABULARY, 0);
+    std::vector<unsigned char> space(static_cast<size_t>(sluice_space(&decoder, ROWS)));
+    const auto *turn = reinterpret_cast<float *>(angles.data());
+    auto *hidden = reinterpret_cast<float *>(x.data());
+    sluice_forward(&decoder, &step, ids.data(), turn, turn, hidden, space.data(), 2);
+    sluice_logits(&decoder, hidden, ROWS, reinterpret_cast<float *>(out.data()), space.data(), 2);
+}
+
 int main(int, char **arguments) {
     std::puts(sluice_ops_init(std::atoi(arguments[1]), nullptr));
+    for (int64_t format = 0; format < sluice::FORMATS; format++) {
+        multiply(format);
+        for (int64_t kind = 0; kind < 2; kind++) decode(kind, format);
+    }
     for (int64_t kind = 0; kind < 2; kind++) {
         for (int64_t dim : {2, 12, 24, 64, 256})
             for (int64_t window : {0, 33}) {

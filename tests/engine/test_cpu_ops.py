@@ -26,6 +26,7 @@ ROOT = HERE.parents[1]
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 SILENT = lambda *_: None  # noqa: E731
 EPS = 1e-5
+COMPILES = pytest.mark.timeout(400)  # the compiler takes 15 s, with sanitizers a minute, and longer on a busy machine
 
 seeds = st.integers(0, 10**6)
 levels = st.sampled_from(sorted(LEVELS))
@@ -252,6 +253,7 @@ def test_what_is_served() -> None:
     assert not Library.serves(torch.float32, 258)
 
 
+@COMPILES
 def test_a_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_ops, "HERE", tmp_path / "none")
     said: list[str] = []
@@ -285,6 +287,7 @@ def test_a_damaged_library_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
         build(tmp_path / "x.so", extra=("--no-such-flag-at-all",))
 
 
+@COMPILES
 def test_no_operator_leaves_its_memory(tmp_path: Path) -> None:
     """Built with sanitizers that end the program at an access outside a block, or at undefined arithmetic."""
     program = tmp_path / "driver"
@@ -295,6 +298,7 @@ def test_no_operator_leaves_its_memory(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@COMPILES
 @pytest.mark.parametrize("compiler", ["", "false"])
 def test_an_installation_brings_the_library_where_it_can(tmp_path: Path, compiler: str) -> None:
     copy = tmp_path / "checkout"

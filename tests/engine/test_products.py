@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine import catalog, cpu_ops
 from engine.cpu_ops import LEVELS, Library
 from engine.cpu_ops.decoder import look_up, multiply
-from engine.cpu_ops.packing import BLOCK, FORMATS, Blocks, Packed, pack, pack_blocks
+from engine.cpu_ops.packing import BLOCK, FORMATS, SPAN, Blocks, Packed, pack, pack_blocks
 
 HEADS = {"q8_0": 2, "q4_0": 2, "q4_1": 4}  # bytes of a block before its values
 FLOATS = ("float32", "bfloat16")
@@ -65,14 +65,15 @@ def packed(weight: torch.Tensor, form: str) -> tuple[Packed, torch.Tensor]:
 
 
 def rounded(x: torch.Tensor, form: str) -> torch.Tensor:
-    """The activations that meet weights of a format, in float64: 8 bits with a scale for a row or for each block."""
+    """The activations that meet weights of a format, in float64: 8 bits with a scale for each span or block."""
     if form in FLOATS:
         return x.to(getattr(torch, form)).double()
-    spans = x.reshape(len(x), -1, BLOCK) if form in HEADS else x[:, None]
+    length = BLOCK if form in HEADS else SPAN
+    spans = torch.nn.functional.pad(x, (0, -x.shape[1] % length)).reshape(len(x), -1, length)
     top = spans.abs().amax(-1, keepdim=True)
     values = (spans * (torch.tensor(127.0) / top)).nan_to_num().round()
     assert values.abs().max() <= 127
-    return (values.double() * (top / 127).double()).reshape(x.shape)
+    return (values.double() * (top / 127).double()).reshape(len(x), -1)[:, : x.shape[1]]
 
 
 @given(
@@ -137,7 +138,7 @@ def test_sums_of_8_bit_products_are_exact(library: Library, level: str) -> None:
     library.use(level)
     generator = np.random.default_rng(5)
     weight, x = generator.integers(-127, 128, (40, 1001)), generator.integers(-127, 128, (33, 1001))
-    weight[:, 0] = x[:, 0] = 127
+    weight[:, 0] = x[:, ::SPAN] = 127
     result = multiply(library, pack(torch.from_numpy(weight).float(), "int8"), torch.from_numpy(x).float())
     assert np.array_equal(result.numpy().astype(np.int64), (x @ weight.T).astype(np.float32).astype(np.int64))
 
