@@ -91,9 +91,7 @@ class ModelRunner:
             )
         checkpoint = open_checkpoint(path)
         name = path_or_name if path_or_name in catalog.KNOWN else _name(path_or_name, path)
-        # Only float32 makes a text independent of its batch, so it is what nobody has to ask for.
-        numbers = "float32" if dtype == "auto" else dtype
-        return cls(name, checkpoint.tokenizer(), checkpoint, dtype=numbers, native=native, progress=progress)
+        return cls(name, checkpoint.tokenizer(), checkpoint, dtype=dtype, native=native, progress=progress)
 
     def block_bytes(self, block_size: int) -> int:
         """Memory of one block: keys and values of `block_size` tokens in all layers."""
@@ -170,11 +168,14 @@ def _cpu_decoder(
         except cpu_ops.Unavailable as error:
             reason = str(error)
         else:
-            model = NativeDecoder(config, checkpoint, library, dtype, progress)
+            model = NativeDecoder(
+                config, checkpoint, library, checkpoint.auto_dtype if dtype == "auto" else dtype, progress
+            )
             return model, f"computing with C++ operators ({library.level}); weights: {model.formats}"
     if dtype in _QUANTISED:
         raise ModelError(f"dtype {dtype} needs the C++ operators, but {reason}; use bfloat16 or float32")
-    numbers, device = _DTYPES[dtype], torch.device("cpu")
+    # In torch only float32 makes a text independent of its batch, so it is what nobody has to ask for.
+    numbers, device = _DTYPES.get(dtype, torch.float32), torch.device("cpu")
     pointwise = TorchPointwise(config, device=device, dtype=numbers)
     layers = LlamaDecoder(config, checkpoint, device=device, dtype=numbers, pointwise=pointwise, progress=progress)
     decoder = TorchDecoder(layers, CPUAttention(config, numbers), numbers)

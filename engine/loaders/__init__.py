@@ -21,6 +21,7 @@ class Checkpoint(Protocol):
 
     config: ModelConfig
     eos_ids: list[int]  # every id that ends a turn or a text
+    auto_dtype: str  # what the C++ operators compute with if nobody says
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A float tensor on the CPU. Raises ModelError when it is missing, has another shape or can't be read."""

@@ -51,6 +51,9 @@ _CONTROL = 3  # tokenizer.ggml.token_type
 class GGUFCheckpoint:
     """One file, mapped; see `Checkpoint`."""
 
+    # Weights kept quantised are faster still, but their greedy texts leave float32's sooner (bench/RESULTS.md).
+    auto_dtype = "bfloat16"
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._reader = _open(path)

@@ -24,6 +24,8 @@ _INDEX = "model.safetensors.index.json"
 class SafetensorsCheckpoint:
     """One directory, read lazily; see `Checkpoint`."""
 
+    auto_dtype = "float32"
+
     def __init__(self, path: Path) -> None:
         self._path = path
         values = _read_json(path / "config.json")

@@ -91,10 +91,12 @@ def write_gguf(
     *,
     vocabulary: bool = True,
     tensors: dict[str, np.ndarray] | None = None,
+    quantised: str = "",
     **fields: Any,
 ) -> Path:
     """The model as llama.cpp's converter would write it, float32. Mistral goes by the name of llama. `tensors` are
-    further ones by their GGUF names, `fields` further metadata (str, int or float; __ for a dot)."""
+    further ones by their GGUF names, `fields` further metadata (str, int or float; __ for a dot). `quantised` is
+    the type of the matrices whose rows it fits: Q8_0, Q4_0 or Q4_1."""
     arch = "llama" if family == "mistral" else family
     config = model.config
     writer = gguf.GGUFWriter(path, arch)
@@ -117,7 +119,7 @@ def write_gguf(
         _write_vocabulary(writer)
     else:
         writer.add_vocab_size(VOCAB_SIZE)
-    _write_tensors(writer, model, arch)
+    _write_tensors(writer, model, arch, quantised)
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -141,7 +143,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(EOS_ID)
 
 
-def _write_tensors(writer: gguf.GGUFWriter, model: transformers.PreTrainedModel, arch: str) -> None:
+def _write_tensors(writer: gguf.GGUFWriter, model: transformers.PreTrainedModel, arch: str, quantised: str) -> None:
     config = model.config
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
@@ -155,7 +157,12 @@ def _write_tensors(writer: gguf.GGUFWriter, model: transformers.PreTrainedModel,
         if arch == "llama" and count:
             split = values.reshape(count, 2, values.shape[0] // count // 2, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
+        stored_name, values = names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values)
+        if quantised and values.ndim == 2 and values.shape[1] % 32 == 0:
+            kind = gguf.GGMLQuantizationType[quantised]
+            writer.add_tensor(stored_name, gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(stored_name, values)
 
 
 def smollm2_path() -> Path:
