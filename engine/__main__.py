@@ -38,6 +38,9 @@ SYNTHETIC_BLOCKS = 262_144
 # it a CPU can't compute the tokens that would fill it in any useful time.
 POOL_MEMORY_SHARE = 0.25
 POOL_BYTES_MAX = 4 * 1024**3
+# torch's OpenMP threads spin for milliseconds when they have nothing to do, on cores that the server and other engines
+# need; a step wakes them twice. So many rounds are some 50 microseconds. What the environment says goes before it.
+OPENMP_SPINS = "2000"
 
 
 class UsageError(Exception):
@@ -112,6 +115,7 @@ def _load(options: argparse.Namespace) -> tuple[Runner, int]:
 
 
 def _load_model(options: argparse.Namespace) -> tuple[ModelRunner, int]:
+    os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch is imported
     from engine.model_runner import ModelError, ModelRunner  # torch takes seconds to import: only where it is used
 
     try:

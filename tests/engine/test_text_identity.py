@@ -1,6 +1,6 @@
 """Nothing that happens to a sequence changes its text: not preemption, not parking, not company, not chunks, not
-another engine (DESIGN section 1; the C++ operators keep it in every type). A real model, in pools so small that every sequence
-loses its blocks many times.
+another engine (DESIGN section 1; the C++ operators keep it in every type). A real model, in pools so small that every
+sequence loses its blocks many times.
 """
 
 from __future__ import annotations
