@@ -13,7 +13,7 @@ import traceback
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.text import TextStream
 from engine.wire import Logprob, Sampling
@@ -46,12 +46,28 @@ def escaped(text: str) -> bytes:
     return text_event(0, text).text
 
 
+class Frame(NamedTuple):
+    """The JSON around a piece of escaped text: `before`, the text, `behind`; in a grammar that numbers its events then
+    the event's position, and `end`. `name`: the event's type, where there are types."""
+
+    before: bytes
+    behind: bytes
+    name: str = ""
+    end: bytes | None = None
+
+    def data(self, text: bytes, position: int) -> bytes:
+        """The whole JSON of one event."""
+        if self.end is None:
+            return self.before + text + self.behind
+        return b"%b%b%b%d%b" % (self.before, text, self.behind, position, self.end)
+
+
 class Grammar(Protocol):
     """How an API shows a stream. All bytes are JSON, without framing."""
 
     api: str  # a metric label
     stream_id: str
-    frames: list[tuple[bytes, bytes]]  # for each choice: the JSON before and behind a piece of escaped text
+    frames: list[Frame]  # of each choice's text
 
     def opening(self) -> list[Event]:
         """Events that leave before any token."""

@@ -28,7 +28,7 @@ from server.framing import DONE
 from server.http import Call, Response, Streaming
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Stream
+from server.stream import Choice, Frame, Stream
 from server.table import new_stream_id
 
 
@@ -58,7 +58,7 @@ class ChatGrammar:
         self._head = json_value(head)[:-1]
         self._tail = b',"usage":null}' if include_usage else b"}"
         self.frames = [
-            (
+            Frame(
                 self._head + b',"choices":[{"index":%d,"delta":{"content":"' % index,
                 b'"},"logprobs":null,"finish_reason":null}]' + self._tail,
             )

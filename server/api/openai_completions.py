@@ -25,7 +25,7 @@ from server.framing import unescaped
 from server.http import Call, Response, Streaming
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Stream, escaped
+from server.stream import Choice, Frame, Stream, escaped
 from server.table import Part, new_stream_id
 
 # Ids of an echoed prompt that one event shows with their log probabilities: some tens of kilobytes of JSON.
@@ -59,7 +59,7 @@ class CompletionGrammar:
         self._head = json_value(head)[:-1]
         self._tail = b',"usage":null}' if include_usage else b"}"
         self.frames = [
-            (
+            Frame(
                 self._head + b',"choices":[{"index":%d,"text":"' % index,
                 b'","logprobs":null,"finish_reason":null}]' + self._tail,
             )

@@ -244,8 +244,8 @@ def started(rig: Rig, request: ChatRequest | CompletionRequest) -> Stream:
 def events(stream: Stream) -> list[dict[str, Any]]:
     frames = stream.grammar.frames
     datas = []
-    for choice, text, data, _ in stream.log.slice(0, stream.log.end):
-        datas.append(data if data is not None else frames[choice][0] + text + frames[choice][1])
+    for position, (choice, text, data, _) in enumerate(stream.log.slice(0, stream.log.end)):
+        datas.append(data if data is not None else frames[choice].data(text, position))
     assert datas.pop() == b"[DONE]"
     return [json.loads(data) for data in datas]
 
