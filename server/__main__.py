@@ -25,6 +25,7 @@ from server import config as configuration
 from server import outcome as outcomes
 from server.access_log import AccessLog
 from server.api.generation import Generation, Model
+from server.api.response_store import ResponseStore
 from server.app import App, Policy, new_request_id
 from server.chat import ChatTemplate
 from server.config import Config
@@ -173,7 +174,7 @@ class Server:
             metrics_access=config.metrics_access,
         )
         self._app = App(
-            Generation(table, model),
+            Generation(table, model, ResponseStore(config.responses)),
             self._metrics,
             keys,
             policy,

@@ -16,10 +16,11 @@ from typing import Literal
 
 from server.access_log import AccessLog
 from server.api import errors, operations, streams, websocket
+from server.api import openai_responses as responses
 from server.api.errors import ApiError
 from server.api.generate import generate
 from server.api.generation import Generation
-from server.api.idempotency import Once
+from server.api.idempotency import Again, Once
 from server.api.openai_chat import chat_completions
 from server.api.openai_completions import completions
 from server.gateway.keys import ANONYMOUS, Keys
@@ -54,7 +55,7 @@ Handler = Callable[[Call, str], Awaitable[Response | Streaming]]
 class Route:
     """`generates`: the family (a metric label) of a route that starts streams; it is refused while draining."""
 
-    path: str  # a trailing "/*" stands for one more segment, given to the handler
+    path: str  # "*" as its last segment, or the one before, stands for any; the handler is given it
     handlers: dict[str, Handler]
     generates: str = ""
     open: bool = False  # answers without a key
@@ -82,26 +83,38 @@ class App:
         self._engine_up = engine_up
         self.draining = False
         self._exact: dict[str, Route] = {}
-        self._by_prefix: dict[str, Route] = {}
+        self._by_pattern: dict[str, Route] = {}
         for route in self._routes():
-            if route.path.endswith("/*"):
-                self._by_prefix[route.path[:-1]] = route
-            else:
-                self._exact[route.path] = route
+            known = self._by_pattern if "/*" in route.path else self._exact
+            known[route.path] = route
 
     def _routes(self) -> list[Route]:
         generation, metrics, model = self._generation, self._metrics, self._generation.model
         once = Once()
 
-        def starting(begin: Callable[[Generation, Call], Awaitable[Response | Streaming]]) -> Handler:
+        def starting(
+            begin: Callable[[Generation, Call], Awaitable[Response | Streaming]], again: Again | None = None
+        ) -> Handler:
             """`begin`, unless the call comes back to a stream that was begun."""
 
             async def answer(call: Call, _: str) -> Response | Streaming:
                 return streams.resume_named(generation, metrics, call) or await once.answer(
-                    generation, metrics, call, lambda: begin(generation, call)
+                    generation, metrics, call, lambda: begin(generation, call), again
                 )
 
             return answer
+
+        async def get_response(call: Call, name: str) -> Response | Streaming:
+            return responses.retrieve(generation, metrics, call, name)
+
+        async def delete_response(call: Call, name: str) -> Response:
+            return responses.delete(generation, call, name)
+
+        async def cancel_response(call: Call, name: str) -> Response:
+            return responses.cancel(generation, call, name)
+
+        async def get_input_items(call: Call, name: str) -> Response:
+            return responses.input_items(generation, call, name)
 
         async def get_stream(call: Call, name: str) -> Response | Streaming:
             return await streams.read_stream(generation, metrics, call, name)
@@ -130,6 +143,10 @@ class App:
         return [
             Route("/v1/chat/completions", {"POST": starting(chat_completions)}, generates="chat"),
             Route("/v1/completions", {"POST": starting(completions)}, generates="completions"),
+            Route("/v1/responses", {"POST": starting(responses.create, responses.again)}, generates="responses"),
+            Route("/v1/responses/*", {"GET": get_response, "DELETE": delete_response}),
+            Route("/v1/responses/*/cancel", {"POST": cancel_response}),
+            Route("/v1/responses/*/input_items", {"GET": get_input_items}),
             Route("/v1/generate", {"GET": starting(generate)}, generates="generate"),
             Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}),
             Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True),
@@ -332,9 +349,13 @@ class App:
         route = self._exact.get(path)
         if route is not None:
             return route, ""
-        head, slash, name = path.rpartition("/")
-        route = self._by_prefix.get(head + slash)
-        return (route, name) if route is not None and name else None
+        head, _, last = path.rpartition("/")
+        base, _, middle = head.rpartition("/")
+        for pattern, name in ((f"{head}/*", last), (f"{base}/*/{last}", middle)):
+            route = self._by_pattern.get(pattern)
+            if route is not None and name:
+                return route, name
+        return None
 
     def _find(self, call: Call) -> tuple[Route, str]:
         known = self._lookup(call.path)

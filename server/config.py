@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from engine.version import VERSION
+from server.api.response_store import StoreLimits
 from server.app import MetricsAccess
 from server.host import Deadlines
 from server.table import Limits
@@ -31,6 +32,7 @@ class Config:
     engine_token_file: str | None
     conformance_echo: bool
     limits: Limits
+    responses: StoreLimits
     deadlines: Deadlines
     send_buffer: int
     abort_on_half_close: bool
@@ -106,6 +108,7 @@ def _config(options: argparse.Namespace) -> Config:
             request_timeout_s=options.request_timeout,
             engine_restart_wait_s=options.engine_restart_wait,
         ),
+        responses=StoreLimits(ttl_s=options.response_ttl, bytes_max=options.response_bytes),
         deadlines=Deadlines(
             header_s=options.header_timeout,
             body_s=options.body_timeout,
@@ -233,6 +236,8 @@ def _add_streams(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--log-bytes-per-stream", type=_positive, default=MIB, help="events kept of a stream")
     group.add_argument("--log-bytes", type=_positive, default=256 * MIB, help="events kept of all streams")
+    group.add_argument("--response-ttl", type=_seconds, default=3600.0, help="how long an ended response is stored")
+    group.add_argument("--response-bytes", type=_positive, default=64 * MIB, help="stored responses, all together")
     group.add_argument("--send-buffer", type=_positive, default=16 * KIB, help="SO_SNDBUF of a connection")
     group.add_argument(
         "--on-half-close",

@@ -1,4 +1,5 @@
-"""Cursors on a stream's log: one that writes to a client, one that polls, one that waits for the end.
+"""Cursors on a stream's log: one that writes to a client, one that polls, one that waits for the end, one that needs no
+client.
 
 A client's reader has no queue: when its channel takes no more, it does nothing, and the log waits. When it has read all
 there is, the engine gets credit for the next tokens.
@@ -116,6 +117,29 @@ class Collector:
             await self._ended
         finally:
             self._stream.detach(self)
+
+
+class Background:
+    """Consumes a stream that runs on whether or not a client reads it: its log drops what is over the log's bound."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def begin(self) -> None:
+        """Be a reader until the stream ends."""
+        self._stream.attach(self)
+        self.pump()
+
+    def pump(self) -> None:
+        """Earn the next credit."""
+        if self._stream.outcome is None:
+            self._stream.renew()
+        else:
+            self._stream.detach(self)
+
+    def fail(self) -> None:
+        """See Reader."""
+        self._stream.detach(self)
 
 
 class Poller:

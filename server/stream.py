@@ -158,7 +158,8 @@ class Choice:
         event = text_event(self.index, text)
         stream = self.stream
         if logprob is not None:
-            event = event._replace(data=stream.grammar.with_logprobs(self, event.text, logprob))
+            data = stream.grammar.with_logprobs(self, event.text, logprob)
+            event = event._replace(data=data, name=stream.grammar.frames[self.index].name)
         stream.append(event)
         if self.shown is not None:
             self.shown.append(text)

@@ -348,7 +348,7 @@ class StreamTable:
     def _abandon(self, stream: Stream) -> None:
         """Nobody came back in time. Whoever still does is told so (410), and gets no half of an answer."""
         stream.finish(Outcome(outcomes.CANCELLED, f"no reader came back within {self.limits.resume_ttl_s:g} s"))
-        self._forget(stream)
+        self.forget(stream)
 
     def release(self, stream: Stream) -> None:
         """`stream` has its outcome: free what it took, count it, and keep its log for late readers."""
@@ -370,19 +370,19 @@ class StreamTable:
         metrics.cached_tokens += stream.cached_tokens
         self._log_access(stream)
         self._finished[stream] = None
-        self.call_later(self.limits.resume_ttl_s, lambda: self._forget(stream))
+        self.call_later(self.limits.resume_ttl_s, lambda: self.forget(stream))
 
     def trim(self) -> None:
         """Keep all logs together within their budget: the oldest finished ones go first."""
         while self.log_bytes > self.limits.log_bytes and self._finished:
-            self._forget(next(iter(self._finished)))
+            self.forget(next(iter(self._finished)))
 
     def _give_slot(self, stream: Stream) -> None:
         if stream in self._with_slot:
             self._with_slot.remove(stream)
             self._slots.give(stream.key)
 
-    def _forget(self, stream: Stream) -> None:
+    def forget(self, stream: Stream) -> None:
         """Drop a finished stream; readers that are still at it keep the log alive until they are done."""
         if self._streams.pop(stream.id, None) is None:
             return

@@ -66,5 +66,9 @@ def body(message: str, kind: str, param: str | None, code: str | None) -> bytes:
 
 def outcome_body(end: Outcome) -> bytes:
     """The in-band error of a stream that did not end well: its `code` is the outcome."""
-    kind = {"cancelled": "cancelled_error", "expired": "timeout_error"}.get(end.kind, "server_error")
-    return body(end.message, kind, None, end.kind)
+    return body(end.message, outcome_type(end), None, end.kind)
+
+
+def outcome_type(end: Outcome) -> str:
+    """The `type` of such an error."""
+    return {"cancelled": "cancelled_error", "expired": "timeout_error"}.get(end.kind, "server_error")

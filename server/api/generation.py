@@ -7,14 +7,15 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Hello, Sampling
 from server.api import errors
 from server.api.errors import ApiError
-from server.api.types import PROMPT_LOGPROBS_MAX, ChatRequest, GenerationFields, stop_strings
+from server.api.response_store import ResponseStore
+from server.api.types import PROMPT_LOGPROBS_MAX, GenerationFields, stop_strings
 from server.chat import ChatTemplate
 from server.framing import Framing, Ndjson, Plain, Sse
 from server.http import Call, Headers, Response, Streaming
@@ -48,10 +49,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Starts streams."""
+    """Starts streams, and keeps the responses that their clients may come back to."""
 
     table: StreamTable
     model: Model
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     async def encode_sized(self, chars: int, encode: Callable[[], list[int]], param: str) -> list[int]:
         """`encode()`, off the loop when the text has many characters. Raises ApiError 400, and does no work, for a text
@@ -78,8 +80,9 @@ class Generation:
         max_tokens: int | None,
         logprobs: int = -1,
         prompt_logprobs: int = -1,
+        param: str = "prompt",
     ) -> list[Part]:
-        """A sequence for each prompt and choice, all of which fit. Raises ApiError.
+        """A sequence for each prompt and choice, all of which fit; `param` names what they came from. Raises ApiError.
 
         A prompt must leave room for one token; max_tokens beyond the room is cut to it."""
         limit = self.model.hello.context_tokens_max
@@ -91,7 +94,6 @@ class Generation:
         stop_ids, bias = self._stop_ids(request), self._bias(request)
         parts: list[Part] = []
         for prompt_index, prompt in enumerate(prompts):
-            param = "messages" if isinstance(request, ChatRequest) else "prompt"
             _check_prompt(prompt, limit, param)
             _check_prompt_logprobs(prompt, prompt_logprobs, param)
             room = limit - len(prompt)

@@ -187,7 +187,9 @@ async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> t
     max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else -1
     told = -1 if request.prompt_logprobs is None else request.prompt_logprobs
-    parts = generation.parts(request, [prompt], max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=told)
+    parts = generation.parts(
+        request, [prompt], max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=told, param="messages"
+    )
     return grammar, parts
 
 

@@ -90,6 +90,10 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
 
+    def off(self) -> dict[str, tuple[Any, ...]]:
+        """Fields that are refused unless they hold one of these values, which say nothing."""
+        return _OFF
+
 
 class ChatRequest(GenerationFields, kw_only=True):
     """POST /v1/chat/completions."""
@@ -144,6 +148,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
 }
 
 T = TypeVar("T", bound=GenerationFields)
+S = TypeVar("S", bound=msgspec.Struct)
 
 _at = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
 _unknown = re.compile(r"unknown field `(?P<name>[^`]*)`")
@@ -187,6 +192,14 @@ def convert(value: object, kind: type[T], *, strict: bool = True) -> T:
     return checked(request)
 
 
+def convert_at(value: object, kind: type[S], path: str) -> S:
+    """A part of a request, which stands at `path`, as `kind`. Raises ApiError 400 that names the field."""
+    try:
+        return msgspec.convert(value, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), path) from None
+
+
 # msgspec's names of types, as people say them.
 _KINDS = {
     "int": "a whole number",
@@ -209,10 +222,10 @@ def _in_words(sentence: str) -> str:
     return f"must be {' or '.join(wanted)}, not {_KINDS.get(found['got'], found['got'])}"
 
 
-def _explain(sentence: str) -> ApiError:
-    path = ""
+def _explain(sentence: str, under: str = "") -> ApiError:
+    path = under
     if found := _at.search(sentence):
-        path = found["path"].replace("[...]", "").replace("[", ".").replace("]", "")
+        path = ".".join(filter(None, [under, found["path"].replace("[...]", "").replace("[", ".").replace("]", "")]))
         sentence = _in_words(sentence[: found.start()])
     for pattern in (_unknown, _missing):
         if found := pattern.search(sentence):
@@ -227,28 +240,29 @@ def _explain(sentence: str) -> ApiError:
 
 def checked(request: T) -> T:
     """Refuse what no type can say. Raises ApiError."""
+    off = request.off()
     for name in request.__struct_fields__:
         value = getattr(request, name)
-        if name in _OFF and value is not None and value not in _OFF[name]:
+        if name in off and value is not None and value not in off[name]:
             raise invalid(name, f"{name} is not supported", "unsupported_parameter")
         if type(value) is int and not -(2**63) <= value < 2**64:  # JSON's have no end, the engine's wire has
             raise invalid(name, f"{name} does not fit in 64 bits", "out_of_range")
-    _in_range(request, "max_tokens", 1, None)
-    _in_range(request, "max_completion_tokens", 1, None)
-    _in_range(request, "temperature", 0, 2)
-    _in_range(request, "top_p", 0, 1, open_below=True)
-    _in_range(request, "min_p", 0, 1)
-    _in_range(request, "frequency_penalty", -PENALTY_MAX, PENALTY_MAX)
-    _in_range(request, "presence_penalty", -PENALTY_MAX, PENALTY_MAX)
-    _in_range(request, "repetition_penalty", 0, REPETITION_PENALTY_MAX, open_below=True)
-    _in_range(request, "n", 1, CHOICES_MAX)
-    _in_range(request, "min_tokens", 0, None)
-    _in_range(request, "top_logprobs", 0, TOP_LOGPROBS_MAX)
-    _in_range(request, "prompt_logprobs", 0, TOP_LOGPROBS_MAX)
+    in_range(request, "max_tokens", 1, None)
+    in_range(request, "max_completion_tokens", 1, None)
+    in_range(request, "temperature", 0, 2)
+    in_range(request, "top_p", 0, 1, open_below=True)
+    in_range(request, "min_p", 0, 1)
+    in_range(request, "frequency_penalty", -PENALTY_MAX, PENALTY_MAX)
+    in_range(request, "presence_penalty", -PENALTY_MAX, PENALTY_MAX)
+    in_range(request, "repetition_penalty", 0, REPETITION_PENALTY_MAX, open_below=True)
+    in_range(request, "n", 1, CHOICES_MAX)
+    in_range(request, "min_tokens", 0, None)
+    in_range(request, "top_logprobs", 0, TOP_LOGPROBS_MAX)
+    in_range(request, "prompt_logprobs", 0, TOP_LOGPROBS_MAX)
     if isinstance(request, ChatRequest) and len(request.messages) > MESSAGES_MAX:
         raise invalid("messages", f"messages holds {len(request.messages)}; at most {MESSAGES_MAX} are allowed")
     if isinstance(request, CompletionRequest):
-        _in_range(request, "logprobs", 0, TOP_LOGPROBS_MAX)
+        in_range(request, "logprobs", 0, TOP_LOGPROBS_MAX)
     if request.top_k is not None and request.top_k < -1:
         raise invalid("top_k", "top_k must be at least 1, or 0 or -1 for off")
     if request.stream_options is not None and not request.stream:
@@ -282,9 +296,8 @@ def stop_strings(request: GenerationFields) -> tuple[str, ...]:
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _in_range(
-    request: GenerationFields, name: str, low: float, high: float | None, *, open_below: bool = False
-) -> None:
+def in_range(request: GenerationFields, name: str, low: float, high: float | None, *, open_below: bool = False) -> None:
+    """Raises ApiError 400 for a number outside; None is a field that was not given."""
     value = getattr(request, name, None)
     if value is None:
         return

@@ -1,0 +1,113 @@
+"""The items of a Responses conversation: read from a request, kept in one form, and turned into a chat's messages."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Literal
+
+import msgspec
+
+from server.api.errors import invalid
+from server.api.types import Message, convert_at
+
+ITEM_ID_BYTES = 18  # as long as a stream's
+
+
+class MessageItem(msgspec.Struct, forbid_unknown_fields=True):
+    """A message, as a client writes it or as it got it from us."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Any]
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message's content: input_text or output_text."""
+
+    type: str
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class RefusalPart(msgspec.Struct, forbid_unknown_fields=True):
+    """What an assistant said in place of an answer."""
+
+    type: str
+    refusal: str
+
+
+_PARTS: dict[Any, type[TextPart | RefusalPart]] = {
+    "input_text": TextPart,
+    "output_text": TextPart,
+    "text": TextPart,
+    "refusal": RefusalPart,
+}
+
+Item = dict[str, Any]
+
+
+def new_item_id(prefix: str) -> str:
+    """`prefix` is msg, fc, …"""
+    return f"{prefix}_{secrets.token_urlsafe(ITEM_ID_BYTES)}"
+
+
+def read_items(given: str | list[Any]) -> list[Item]:
+    """A request's `input` as items with ids and content in parts, as they are kept and shown. Raises ApiError 400."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not given:
+        raise invalid("input", "input is empty; it needs at least one item")
+    return [_read_item(item, f"input.{index}") for index, item in enumerate(given)]
+
+
+def _read_item(item: Any, path: str) -> Item:
+    if not isinstance(item, dict):
+        raise invalid(path, f"{path} must be an object")
+    kind = item.get("type", "message")
+    if kind == "message":
+        return _read_message(convert_at(item, MessageItem, path), path)
+    raise invalid(f"{path}.type", f"{str(kind)[:40]!r} items are not supported", "unsupported_parameter")
+
+
+def _read_message(message: MessageItem, path: str) -> Item:
+    kind = "output_text" if message.role == "assistant" else "input_text"
+    if isinstance(message.content, str):
+        parts = [_part(kind, message.content)]
+    else:
+        parts = [_part(kind, _text(part, f"{path}.content.{i}")) for i, part in enumerate(message.content)]
+    item: Item = {
+        "id": message.id or new_item_id("msg"),
+        "type": "message",
+        "status": "completed",
+        "role": message.role,
+        "content": parts,
+    }
+    return item
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": kind, "text": text}
+    return part if kind == "input_text" else {**part, "annotations": [], "logprobs": []}
+
+
+def _text(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    form = _PARTS.get(kind) if isinstance(kind, str) else None
+    if form is None:
+        message = f"{str(kind)[:40]!r} parts are not supported; only text is"
+        raise invalid(f"{path}.type", message, "unsupported_parameter")
+    read = convert_at(part, form, path)
+    return read.text if isinstance(read, TextPart) else read.refusal
+
+
+def chat_of(items: list[Item], instructions: str | None) -> list[Message]:
+    """The messages of a conversation; `instructions` come first, as the system's."""
+    messages = [] if instructions is None else [Message(role="system", content=instructions)]
+    for item in items:
+        text = "\n".join(part["text"] for part in item["content"])
+        messages.append(Message(role=item["role"], content=text))
+    return messages
