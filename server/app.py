@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from server.access_log import AccessLog
-from server.api import errors, operations, streams, websocket
+from server.api import anthropic_errors, errors, operations, streams, websocket
 from server.api import openai_responses as responses
+from server.api.anthropic_messages import count_tokens, messages
 from server.api.errors import ApiError
 from server.api.generate import generate
 from server.api.generation import Generation
@@ -30,7 +31,7 @@ from server.metrics import Metrics
 REQUEST_ID_CHARS_MAX = 128
 # Browsers may keep a preflight's answer so long.
 PREFLIGHT_MAX_AGE_S = 600
-EXPOSED = b"X-Stream-Id, X-Request-Id, X-Stream-From, Retry-After"
+EXPOSED = b"X-Stream-Id, X-Request-Id, X-Stream-From, Retry-After, Request-Id"
 
 _request_id = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,%d}" % REQUEST_ID_CHARS_MAX)
 _loopback_host = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
@@ -122,6 +123,9 @@ class App:
         async def delete_stream(call: Call, name: str) -> Response:
             return streams.cancel_stream(generation, metrics, call, name)
 
+        async def post_count_tokens(call: Call, _: str) -> Response:
+            return await count_tokens(generation, call)
+
         async def get_models(call: Call, _: str) -> Response:
             return operations.models(model)
 
@@ -147,6 +151,8 @@ class App:
             Route("/v1/responses/*", {"GET": get_response, "DELETE": delete_response}),
             Route("/v1/responses/*/cancel", {"POST": cancel_response}),
             Route("/v1/responses/*/input_items", {"GET": get_input_items}),
+            Route(anthropic_errors.MESSAGES, {"POST": starting(messages)}, generates="messages"),
+            Route(f"{anthropic_errors.MESSAGES}/count_tokens", {"POST": post_count_tokens}),
             Route("/v1/generate", {"GET": starting(generate)}, generates="generate"),
             Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}),
             Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True),
@@ -309,7 +315,10 @@ class App:
     def _error(self, call: Call, error: ApiError) -> Response:
         if call.api and not call.stream_id:
             self._count_refusal(call)
-        response = errors.render(error)
+        if anthropic_errors.expected_by(call):
+            response = anthropic_errors.render(error, call.request_id)
+        else:
+            response = errors.render(error)
         return Response(response.status, response.body, headers=(*response.headers, *self._common(call)))
 
     def _count_refusal(self, call: Call) -> None:
@@ -324,8 +333,11 @@ class App:
         return Streaming(answer.stream, answer.framing, answer.cursor, headers, answer.status)
 
     def _common(self, call: Call) -> Headers:
+        name = call.request_id.encode()
+        anthropic: Headers = ((b"Request-Id", name),) if anthropic_errors.expected_by(call) else ()
         return (
-            (b"X-Request-Id", call.request_id.encode()),
+            (b"X-Request-Id", name),
+            *anthropic,
             (b"X-Content-Type-Options", b"nosniff"),
             *self._cors(call),
         )

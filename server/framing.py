@@ -10,7 +10,6 @@ from typing import Protocol
 
 import msgspec
 
-from protocols import sse
 from server.log import Event
 from server.stream import Frame, Stream
 
@@ -41,11 +40,11 @@ class Sse:
     parser look for a body that ends with `data: [DONE]` and a blank line."""
 
     content_type = b"text/event-stream; charset=utf-8"
-    ping = sse.PING
     half_close = True
     lies_at_the_end = False
 
     def __init__(self, stream: Stream) -> None:
+        self.ping = stream.grammar.ping
         self._id = f"\nid: {stream.id}:".encode()
         self._frames = [self._around(frame) for frame in stream.grammar.frames]
 

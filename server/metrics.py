@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from engine.wire import Gauges
 from server.outcome import REFUSED, SEVERITY
 
-APIS = ("chat", "completions", "responses", "generate", "websocket")
+APIS = ("chat", "completions", "responses", "messages", "generate", "websocket")
 OUTCOMES = (*SEVERITY, REFUSED)
 STATES = ("queued", "running", "parked", "detached")
 PROTOCOLS = ("http1", "http2", "websocket")

@@ -68,6 +68,7 @@ class Grammar(Protocol):
     api: str  # a metric label
     stream_id: str
     frames: list[Frame]  # of each choice's text
+    ping: bytes  # what a server-sent event stream shows while it is quiet
 
     def opening(self) -> list[Event]:
         """Events that leave before any token."""
@@ -91,6 +92,10 @@ class Grammar(Protocol):
 
     def whole(self, stream: Stream) -> bytes:
         """The body of the answer that isn't streamed, of a stream that ended well."""
+        ...
+
+    def failure(self, stream: Stream, end: Outcome) -> bytes:
+        """The error of a stream that didn't: the body of the answer in one piece, or an event's data."""
         ...
 
 

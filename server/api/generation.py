@@ -16,7 +16,7 @@ from server.api import errors
 from server.api.errors import ApiError
 from server.api.response_store import ResponseStore
 from server.api.types import PROMPT_LOGPROBS_MAX, GenerationFields, stop_strings
-from server.chat import ChatTemplate
+from server.chat import ChatError, ChatTemplate, encode_chat
 from server.framing import Framing, Ndjson, Plain, Sse
 from server.http import Call, Headers, Response, Streaming
 from server.outcome import CANCELLED, Outcome
@@ -65,6 +65,15 @@ class Generation:
         if least >= limit:
             raise _too_long(f"at least {least}", limit, param)
         return await asyncio.get_running_loop().run_in_executor(_encoders, encode)
+
+    async def encode_turns(self, turns: list[dict[str, Any]], param: str, **options: Any) -> list[int]:
+        """Ids of a chat's turns, by the model's template, with the options of `encode_chat`. Raises ApiError 400."""
+        size = sum(len(turn["content"]) for turn in turns)
+        tokenizer, template = self.model.tokenizer, self.model.template
+        try:
+            return await self.encode_sized(size, lambda: encode_chat(tokenizer, template, turns, **options), param)
+        except ChatError as error:
+            raise errors.invalid(param, str(error)) from None
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that isn't served."""
@@ -214,7 +223,7 @@ def whole(stream: Stream) -> Response:
     status = 409 if end.kind == CANCELLED else 503 if end.retriable else 500
     if status == 503:
         headers += ((b"Retry-After", b"2"),)
-    return Response(status, errors.outcome_body(end), headers=headers)
+    return Response(status, stream.grammar.failure(stream, end), headers=headers)
 
 
 def framing_named(accept: str) -> str | None:

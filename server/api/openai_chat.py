@@ -13,6 +13,7 @@ import msgspec
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Logprob
+from protocols import sse
 from protocols.escape import json_value
 from server.api import errors
 from server.api.errors import invalid
@@ -23,7 +24,6 @@ from server.api.generation import (
     shown_prompt_logprobs,
 )
 from server.api.types import ChatRequest, ContentPart, Message, parse
-from server.chat import ChatError, encode_chat
 from server.framing import DONE
 from server.http import Call, Response, Streaming
 from server.log import Event
@@ -32,7 +32,17 @@ from server.stream import Choice, Frame, Stream
 from server.table import new_stream_id
 
 
-class ChatGrammar:
+class OpenAIGrammar:
+    """What all of OpenAI's grammars have in common."""
+
+    ping = sse.PING
+
+    def failure(self, stream: Stream, end: Outcome) -> bytes:
+        """OpenAI's error object."""
+        return errors.outcome_body(end)
+
+
+class ChatGrammar(OpenAIGrammar):
     """chat.completion and chat.completion.chunk objects."""
 
     def __init__(
@@ -196,12 +206,7 @@ async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> t
 async def encode_messages(generation: Generation, messages: list[Message], param: str = "messages") -> list[int]:
     """The prompt's ids, by the model's chat template. `param`: what the messages came from. Raises ApiError."""
     turns = [{"role": _role(m.role), "content": _text(m, f"messages.{i}")} for i, m in enumerate(messages)]
-    tokenizer, template = generation.model.tokenizer, generation.model.template
-    size = sum(len(turn["content"]) for turn in turns)
-    try:
-        return await generation.encode_sized(size, lambda: encode_chat(tokenizer, template, turns), param)
-    except ChatError as error:
-        raise invalid(param, str(error)) from None
+    return await generation.encode_turns(turns, param)
 
 
 def _role(role: str) -> str:

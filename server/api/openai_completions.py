@@ -19,7 +19,7 @@ from server.api.generation import (
     refuse_streamed_prompt_logprobs,
     shown_prompt_logprobs,
 )
-from server.api.openai_chat import closing_events, usage_of
+from server.api.openai_chat import OpenAIGrammar, closing_events, usage_of
 from server.api.types import PROMPTS_MAX, CompletionRequest, parse
 from server.framing import unescaped
 from server.http import Call, Response, Streaming
@@ -32,7 +32,7 @@ from server.table import Part, new_stream_id
 ECHO_TOKENS_MAX = 64
 
 
-class CompletionGrammar:
+class CompletionGrammar(OpenAIGrammar):
     """text_completion objects. `echoes` holds for each choice the prompt's text that comes before its own. With
     `echo_logprobs` it comes with its log probabilities, once they are told, and so behind event 0."""
 

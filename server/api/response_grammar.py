@@ -17,6 +17,7 @@ from protocols.escape import json_value
 from server import outcome as outcomes
 from server.api import errors
 from server.api.generation import new_created
+from server.api.openai_chat import OpenAIGrammar
 from server.api.response_items import new_item_id
 from server.api.response_types import (
     IncompleteDetails,
@@ -46,7 +47,7 @@ _STATUSES: dict[str, ResponseStatus] = {
 }  # any other: failed
 
 
-class ResponseGrammar:
+class ResponseGrammar(OpenAIGrammar):
     """`response` is what clients see of it as a whole."""
 
     api = "responses"

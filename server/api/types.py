@@ -157,6 +157,11 @@ _missing = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
 def parse(body: bytes, kind: type[T]) -> T:
+    """The body as `kind`, with every value in its range. Raises ApiError 400."""
+    return checked(decode(body, kind))
+
+
+def decode(body: bytes, kind: type[S]) -> S:
     """The body as `kind`. Raises ApiError 400 that names the field and says what is right."""
     try:
         request = msgspec.json.decode(body, type=kind)
@@ -166,7 +171,7 @@ def parse(body: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         sentence = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise invalid(None, f"the body is not valid JSON: {sentence}", "invalid_json") from None
-    return checked(request)
+    return request
 
 
 def refuse_repeated_names(document: bytes | str) -> None:
@@ -211,10 +216,13 @@ _KINDS = {
     "null": "null",
 }
 _mismatch = re.compile(r"^Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`$")
+_no_value = re.compile(r"^Invalid (enum )?value (?P<value>.*)$", re.DOTALL)
 
 
 def _in_words(sentence: str) -> str:
     """msgspec's sentence about a type, for people who know JSON and no Python."""
+    if found := _no_value.fullmatch(sentence):
+        return f"{found['value']} is not one of the values that are allowed here"
     found = _mismatch.fullmatch(sentence)
     if found is None:
         return sentence

@@ -255,10 +255,11 @@ def test_unescaped_undoes_escaped(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Sse, Ndjson, Plain])
-def test_framings_say_what_a_half_close_and_an_error_look_like_in_them(kind: type[Framing]) -> None:
-    assert kind.content_type.endswith(b"; charset=utf-8")
-    assert kind.half_close == bool(kind.ping)
-    assert kind.lies_at_the_end == (kind is Plain)
+def test_framings_say_what_a_half_close_and_an_error_look_like_in_them(kind: type[Sse | Ndjson | Plain]) -> None:
+    framing = kind(stream_of([]))
+    assert framing.content_type.endswith(b"; charset=utf-8")
+    assert framing.half_close == bool(framing.ping)
+    assert framing.lies_at_the_end == (kind is Plain)
 
 
 @pytest.mark.parametrize("text", AWKWARD)

@@ -1,0 +1,176 @@
+"""The request bodies of the Anthropic Messages API, as msgspec types.
+
+Every field works, is harmless by the API's own definition, or is refused by name; the last are here to carry the
+values that mean "off".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from server.api.errors import invalid
+from server.api.types import MESSAGES_MAX, STOPS_MAX, GenerationFields, checked, decode
+
+
+class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a prompt might be cached. Ours always is, and that changes no answer."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Block(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
+    """One piece of a turn's content."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(Block, tag="text", kw_only=True):
+    """Text. Citations come with earlier answers, and are no part of the prompt."""
+
+    text: str
+    citations: list[Any] | None = None
+
+
+class UnreadBlock(msgspec.Struct, tag_field="type"):
+    """What no model here can read."""
+
+
+class ImageBlock(UnreadBlock, tag="image"):
+    """A picture."""
+
+
+class DocumentBlock(UnreadBlock, tag="document"):
+    """A file."""
+
+
+class ThinkingBlock(UnreadBlock, tag="thinking"):
+    """The thoughts of another model."""
+
+
+class RedactedThinkingBlock(UnreadBlock, tag="redacted_thinking"):
+    """The same, encrypted."""
+
+
+class Turn(msgspec.Struct, forbid_unknown_fields=True):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkingBlock]
+
+
+class Metadata(msgspec.Struct, forbid_unknown_fields=True):
+    """Who asks, for the provider's own use."""
+
+    user_id: str | None = None
+
+
+class Thinking(msgspec.Struct):
+    """Only "disabled" is there."""
+
+    type: str
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """Refused unless it says nothing."""
+
+    effort: str | None = None
+    format: Any = None
+
+
+class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/messages/count_tokens: what makes a prompt."""
+
+    model: str
+    messages: list[Turn]
+    system: str | list[TextBlock] | None = None
+    cache_control: CacheControl | None = None
+    speed: Literal["standard"] | None = None
+    # Refused unless they say nothing.
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: Any = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    mcp_servers: list[Any] | None = None
+    context_management: Any = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    user_profile_id: str | None = None  # whom the provider would bill
+    # Refused unless they say nothing.
+    container: Any = None
+    inference_geo: str | None = None
+    diagnostics: Any = None
+
+
+# Of each field that is refused, the values that mean "off", beside null.
+_OFF: dict[str, Any] = {
+    "output_format": (),
+    "tools": ([],),
+    "tool_choice": ({"type": "none"}, {"type": "auto"}),
+    "mcp_servers": ([],),
+    "context_management": (),
+    "container": (),
+    "inference_geo": (),
+    "diagnostics": (),
+}
+
+
+R = TypeVar("R", bound=CountTokensRequest)
+
+
+def parse_messages(body: bytes) -> tuple[MessagesRequest, GenerationFields]:
+    """The request, and how it generates in the terms that all APIs share. Raises ApiError 400."""
+    request = _checked(decode(body, MessagesRequest))
+    if request.temperature is not None and not 0 <= request.temperature <= 1:
+        raise invalid("temperature", f"temperature is {request.temperature:g}; it must be at least 0 and at most 1")
+    fields = GenerationFields(
+        stream=request.stream,
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        stop=_stops(request.stop_sequences or []),
+    )
+    return request, checked(fields)
+
+
+def parse_count(body: bytes) -> CountTokensRequest:
+    """Raises ApiError 400."""
+    return _checked(decode(body, CountTokensRequest))
+
+
+def _stops(stops: list[str]) -> list[str]:
+    if len(stops) > STOPS_MAX:
+        raise invalid("stop_sequences", f"stop_sequences holds {len(stops)}; at most {STOPS_MAX} are allowed")
+    if "" in stops:
+        raise invalid(f"stop_sequences.{stops.index('')}", "a stop sequence can't be empty")
+    return stops
+
+
+def _checked(request: R) -> R:
+    for name in request.__struct_fields__:
+        value = getattr(request, name)
+        if name in _OFF and value is not None and value not in _OFF[name]:
+            raise invalid(name, f"{name} is not supported")
+    if request.thinking is not None and request.thinking.type != "disabled":
+        raise invalid("thinking.type", f"{request.thinking.type!r} is not supported; only 'disabled' is")
+    for name in ("effort", "format"):
+        if getattr(request.output_config, name, None) is not None:
+            raise invalid(f"output_config.{name}", f"output_config.{name} is not supported")
+    if not 1 <= len(request.messages) <= MESSAGES_MAX:
+        raise invalid("messages", f"messages holds {len(request.messages)}; it must hold 1 to {MESSAGES_MAX}")
+    return request
