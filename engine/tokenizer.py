@@ -108,6 +108,11 @@ class Tokenizer:
         """The same as text, for people: what is not whole UTF-8 becomes U+FFFD."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
+    def name_of(self, token: int) -> str:
+        """What the vocabulary calls an id, as `transformers` has it (`Ġthe` for " the")."""
+        name = self._backend.id_to_token(token) if self._backend is not None else None
+        return self.text_of(token) if name is None else name
+
     def _encode_bytes(self, text: str) -> list[int]:
         """The vocabulary without a tokenizer.json: a byte is the id of its value, a bare marker is its special id."""
         ids: list[int] = []

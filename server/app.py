@@ -24,6 +24,7 @@ from server.api.generation import Generation
 from server.api.idempotency import Again, Once
 from server.api.openai_chat import chat_completions
 from server.api.openai_completions import completions
+from server.api.tokens import detokenize, tokenize
 from server.gateway.keys import ANONYMOUS, Keys
 from server.http import Call, Headers, Response, Streaming, Upgrade, WebSocketChannel
 from server.metrics import Metrics
@@ -123,8 +124,13 @@ class App:
         async def delete_stream(call: Call, name: str) -> Response:
             return streams.cancel_stream(generation, metrics, call, name)
 
-        async def post_count_tokens(call: Call, _: str) -> Response:
-            return await count_tokens(generation, call)
+        def telling(tell: Callable[[Generation, Call], Awaitable[Response]]) -> Handler:
+            """`tell`, which starts no stream."""
+
+            async def answer(call: Call, _: str) -> Response:
+                return await tell(generation, call)
+
+            return answer
 
         async def get_models(call: Call, _: str) -> Response:
             return operations.models(model)
@@ -152,12 +158,14 @@ class App:
             Route("/v1/responses/*/cancel", {"POST": cancel_response}),
             Route("/v1/responses/*/input_items", {"GET": get_input_items}),
             Route(anthropic_errors.MESSAGES, {"POST": starting(messages)}, generates="messages"),
-            Route(f"{anthropic_errors.MESSAGES}/count_tokens", {"POST": post_count_tokens}),
+            Route(f"{anthropic_errors.MESSAGES}/count_tokens", {"POST": telling(count_tokens)}),
             Route("/v1/generate", {"GET": starting(generate)}, generates="generate"),
             Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}),
             Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True),
             Route("/v1/models", {"GET": get_models}),
             Route("/v1/models/*", {"GET": get_model}),
+            Route("/tokenize", {"POST": telling(tokenize)}),
+            Route("/detokenize", {"POST": telling(detokenize)}),
             Route("/health", {"GET": get_health}, open=True),
             Route("/ready", {"GET": get_ready}, open=True),
             Route("/metrics", {"GET": get_metrics}, open=True),

@@ -81,6 +81,13 @@ class Generation:
             message = f"the model {name!r} is not served here; {self.model.name!r} is"
             raise ApiError(404, message, param="model", code="model_not_found")
 
+    def check_ids(self, ids: list[int], path: str) -> None:
+        """Raises ApiError 400 for an id beyond the vocabulary."""
+        size = self.model.hello.vocab_size
+        for index, id_ in enumerate(ids):
+            if not 0 <= id_ < size:
+                raise errors.invalid(f"{path}.{index}", f"{id_} is not in the vocabulary of {size} tokens")
+
     def parts(
         self,
         request: GenerationFields,
@@ -130,12 +137,9 @@ class Generation:
         return parts
 
     def _stop_ids(self, request: GenerationFields) -> tuple[int, ...]:
-        ids = tuple(request.stop_token_ids or ())
-        size = self.model.hello.vocab_size
-        for index, id_ in enumerate(ids):
-            if not 0 <= id_ < size:
-                raise errors.invalid(f"stop_token_ids.{index}", f"{id_} is not in the vocabulary of {size} tokens")
-        return ids
+        ids = request.stop_token_ids or []
+        self.check_ids(ids, "stop_token_ids")
+        return tuple(ids)
 
     def _bias(self, request: GenerationFields) -> tuple[tuple[int, float], ...]:
         bias = tuple((int(id_), value) for id_, value in (request.logit_bias or {}).items())

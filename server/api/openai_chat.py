@@ -203,10 +203,13 @@ async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> t
     return grammar, parts
 
 
-async def encode_messages(generation: Generation, messages: list[Message], param: str = "messages") -> list[int]:
-    """The prompt's ids, by the model's chat template. `param`: what the messages came from. Raises ApiError."""
+async def encode_messages(
+    generation: Generation, messages: list[Message], param: str = "messages", **options: Any
+) -> list[int]:
+    """The prompt's ids, by the model's chat template and with `encode_chat`'s options. `param`: what the messages came
+    from. Raises ApiError."""
     turns = [{"role": _role(m.role), "content": _text(m, f"messages.{i}")} for i, m in enumerate(messages)]
-    return await generation.encode_turns(turns, param)
+    return await generation.encode_turns(turns, param, **options)
 
 
 def _role(role: str) -> str:

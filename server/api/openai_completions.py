@@ -211,7 +211,8 @@ async def _encode_prompts(generation: Generation, prompt: str | list[Any]) -> li
         if isinstance(item, str):
             prompts.append(await _encode_text(generation, item, path))
         elif isinstance(item, list) and _are_ids(item):
-            prompts.append(_checked_ids(item, generation.model.hello.vocab_size, path))
+            generation.check_ids(item, path)
+            prompts.append(item)
         else:
             raise invalid(path, f"{path} must be a string, or a list of token ids")
     return prompts
@@ -229,10 +230,3 @@ async def _encode_text(generation: Generation, text: str, path: str) -> list[int
 
 def _are_ids(value: list[Any]) -> bool:
     return bool(value) and all(type(item) is int for item in value)
-
-
-def _checked_ids(ids: list[int], size: int, path: str) -> list[int]:
-    for index, id_ in enumerate(ids):
-        if not 0 <= id_ < size:
-            raise invalid(f"{path}.{index}", f"{id_} is not in the vocabulary of {size} tokens")
-    return ids
