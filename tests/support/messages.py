@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Any
 
 from protocols.sse import ServerEvent
@@ -48,7 +49,7 @@ def typed(events: list[ServerEvent]) -> list[dict[str, Any]]:
 
 def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that a whole stream's events make, as the SDKs put it together. Checks their order."""
-    first, *middle, last = events
+    first, *middle, last = deepcopy(events)
     assert (first["type"], last["type"]) == ("message_start", "message_stop")
     whole: dict[str, Any] = first["message"]
     assert (whole["content"], whole["stop_reason"], whole["stop_sequence"]) == ([], None, None)
