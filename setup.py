@@ -38,6 +38,7 @@ TEST = [
     "hypothesis>=6.120,<7",
     "transformers>=5,<6",
     "openai>=2,<4",
+    "anthropic>=2,<3",
     "httpx[http2]>=0.28,<1",
     "httpx-sse>=0.4,<1",
     "sseclient-py>=1.8,<2",

@@ -4,6 +4,7 @@
 //
 // For EventSource the end is the one that the server tells by 204: no more reconnection.
 
+import Anthropic from "@anthropic-ai/sdk";
 import { EventSource } from "eventsource";
 import { createParser } from "eventsource-parser";
 import OpenAI from "openai";
@@ -43,6 +44,24 @@ const clients = {
       // One byte at a time: wherever the network may cut.
       for (const byte of chunk) parser.feed(decoder.decode(Uint8Array.of(byte), { stream: true }));
     }
+    return out;
+  },
+
+  anthropic: async () => {
+    const sdk = new Anthropic({ baseURL: url, apiKey: "none", maxRetries: 0 });
+    const request = JSON.parse(body);
+    const out = { text: "", kinds: [], error: null };
+    try {
+      const stream = sdk.messages.stream(request);
+      stream.on("text", (text) => (out.text += text));
+      stream.on("streamEvent", (event) => out.kinds.push(event.type));
+      out.streamed = await stream.finalMessage();
+    } catch (error) {
+      out.error = { message: String(error.message), kind: error.constructor.name };
+      return out;
+    }
+    out.whole = await sdk.messages.create(request);
+    out.count = (await sdk.messages.countTokens({ model: request.model, messages: request.messages })).input_tokens;
     return out;
   },
 

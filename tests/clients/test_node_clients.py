@@ -12,6 +12,7 @@ import pytest
 from tests.clients.conftest import FOLDER
 from tests.clients.scripts import FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
 from tests.support.cutter import Cutter
+from tests.support.messages import message, text_of
 from tests.support.serving import DEADLINE_S, Server, chat, joined
 
 TEXTS = {HARD: HARD_TEXT, LONG: LONG_TEXT}
@@ -89,3 +90,24 @@ def test_openai_sees_an_error_in_the_stream(server: Server, node: str) -> None:
     got = _read(node, "openai", f"{server.url}/v1", chat(FAULTY, model="synthetic"))
     assert (got["text"], got["reasons"]) == ("one two three", [])
     assert FAULT in got["error"]
+
+
+@pytest.mark.parametrize("prompt", TEXTS)
+def test_anthropic(server: Server, node: str, prompt: str) -> None:
+    got = _read(node, "anthropic", server.url, message(prompt, max_tokens=500))
+    streamed, whole = got["streamed"], got["whole"]
+    assert got["text"] == text_of(streamed) == text_of(whole) == TEXTS[prompt]
+    assert "ping" not in got["kinds"]
+    assert got["kinds"][0] == "message_start" and got["kinds"][-1] == "message_stop"
+    assert streamed["stop_reason"] == whole["stop_reason"] == ("max_tokens" if prompt == LONG else "end_turn")
+    for usage in (streamed["usage"], whole["usage"]):
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == got["count"]
+    assert streamed["usage"]["output_tokens"] == whole["usage"]["output_tokens"] > 0
+
+
+def test_anthropic_sees_an_error_in_the_stream(server: Server, node: str) -> None:
+    got = _read(node, "anthropic", server.url, message(FAULTY))
+    assert got["text"] == "one two three"
+    assert FAULT in got["error"]["message"]
+    refused = _read(node, "anthropic", server.url, message(FAULTY, max_tokens=0))
+    assert refused["error"]["kind"] == "BadRequestError"

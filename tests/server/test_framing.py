@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.wire import Logprob
 from protocols import sse
+from server.api.anthropic_messages import MessagesGrammar
 from server.api.openai_completions import CompletionGrammar
 from server.framing import DONE, RETRY_MS, Framing, Ndjson, Plain, Sse, polled, unescaped
 from server.log import Event
@@ -271,6 +272,14 @@ def test_log_probabilities_carry_text_as_safely(text: str) -> None:
     data = client.stream.grammar.with_logprobs(choice, escaped(text), Logprob(0, -1.0, [65], [-1.0]))
     assert json.loads(data)["choices"][0]["delta"]["content"] == text
     assert len(data.decode().splitlines()) == 1
+
+
+def test_a_grammar_gives_its_own_ping() -> None:
+    stream = stream_of([])
+    assert Sse(stream).ping == b": ping\n"
+    stream.grammar = MessagesGrammar("model", 1)
+    assert Sse(stream).ping == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert Ndjson(stream).ping == b"\n"
 
 
 def test_done_is_the_terminator_of_the_openai_grammars() -> None:
