@@ -55,10 +55,17 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._shown = Pieces(self.table, [_text_or_none(piece) for piece in self.table])
         self._skipped = _without(self._shown, self.special_ids)
+        self._partly_shown = (self.special_ids, self._shown)  # the latest set; a model's tool markers are one
 
-    def pieces(self, *, skip_special: bool = True) -> Pieces:
-        """The text of each id; that of special ids is empty when they are skipped."""
-        return self._skipped if skip_special else self._shown
+    def pieces(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> Pieces:
+        """The text of each id; that of special ids is empty when they are skipped, but for those in `shown`."""
+        if not skip_special:
+            return self._shown
+        if not shown:
+            return self._skipped
+        if shown != self._partly_shown[0]:
+            self._partly_shown = shown, _without(self._shown, self.special_ids - shown)
+        return self._partly_shown[1]
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """Ids of a raw prompt or a rendered template: special tokens written in it are parsed.

@@ -39,6 +39,7 @@ from server.metrics import PROTOCOLS, STATES, Live, Metrics
 from server.outcome import Outcome
 from server.table import StreamTable
 from server.tls import Certificates, TlsError
+from server.tools.formats import SYNTAXES, syntax_of
 
 BACKLOG = 4096  # connections that wait for the loop: two thousand clients may come in one instant
 # The loop takes one connection of each listening descriptor in a turn. When each turn writes to hundreds of streams, a
@@ -144,12 +145,15 @@ class Server:
         hello = starting.result()
         tokenizer = Tokenizer(hello.tokenizer)
         spec = hello.tokenizer
+        template = ChatTemplate(spec.chat_template, spec.bos_token, spec.eos_token)
+        syntax = SYNTAXES.get(config.tool_parser) or syntax_of(spec.chat_template, takes_tools=template.takes_tools)
         model = Model(
             name=config.served_model_name or hello.model,
             hello=hello,
             tokenizer=tokenizer,
-            template=ChatTemplate(spec.chat_template, spec.bos_token, spec.eos_token),
+            template=template,
             created=int(time.time()),
+            syntax=syntax,
         )
         return self._assemble(model, keys, self._link)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -40,10 +41,13 @@ class ChatTemplate:
     ) -> None:
         self._special = {"bos_token": bos_token, "eos_token": eos_token}
         self._template: jinja2.Template | None = None
+        self.takes_tools = False  # whether it shows the model the tools that there are
         self._problem = "this model has no chat template; use the completions API with a whole prompt"
         if source:
             try:
-                self._template = _environment(now).from_string(source)
+                environment = _environment(now)
+                self._template = environment.from_string(source)
+                self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
             except jinja2.TemplateError as error:
                 self._problem = f"the model's chat template can't be compiled: {error}"
 

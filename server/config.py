@@ -13,6 +13,7 @@ from server.api.response_store import StoreLimits
 from server.app import MetricsAccess
 from server.host import Deadlines
 from server.table import Limits
+from server.tools.formats import SYNTAXES
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -24,6 +25,7 @@ class Config:
     """What the command line says, checked."""
 
     served_model_name: str | None
+    tool_parser: str
     host: str
     port: int
     uds: str | None
@@ -90,6 +92,7 @@ def _config(options: argparse.Namespace) -> Config:
     echo = options.conformance_echo
     return Config(
         served_model_name=options.served_model_name,
+        tool_parser=options.tool_parser,
         host=options.host,
         port=options.port,
         uds=options.uds,
@@ -186,6 +189,12 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--served-model-name", metavar="NAME", help="what /v1/models lists; the model's name if not given"
+    )
+    group.add_argument(
+        "--tool-parser",
+        default="auto",
+        choices=("auto", *SYNTAXES),
+        help="the format in which the model writes tool calls; auto: by its chat template",
     )
     group.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where the model runs")
     group.add_argument(

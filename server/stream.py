@@ -21,6 +21,8 @@ from protocols.escape import json_text
 from server import outcome as outcomes
 from server.log import Event, Log
 from server.outcome import Outcome
+from server.tools.parser import ToolParser
+from server.tools.pieces import Piece, TextPiece, ToolArguments, ToolCallBegin
 
 if TYPE_CHECKING:
     from server.table import StreamTable
@@ -78,6 +80,10 @@ class Grammar(Protocol):
         """The data of a piece of text that carries its token's log probability."""
         ...
 
+    def pieces(self, choice: Choice, piece: Piece) -> list[Event]:
+        """Events of a piece of an answer that may call tools; text without a parser never comes here."""
+        ...
+
     def prompt_told(self, choice: Choice) -> list[Event]:
         """Events that show the prompt's log probabilities, which were just told; they come before the first token."""
         ...
@@ -97,6 +103,15 @@ class Grammar(Protocol):
     def failure(self, stream: Stream, end: Outcome) -> bytes:
         """The error of a stream that didn't: the body of the answer in one piece, or an event's data."""
         ...
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call that an answer in one piece shows."""
+
+    id: str
+    name: str
+    arguments: str = ""  # JSON, as the model wrote it
 
 
 class Reader(Protocol):
@@ -127,7 +142,9 @@ class Choice:
     matched_stop: str | None = None
     admitted: bool = False
     cached_tokens: int = 0
+    parser: ToolParser | None = None  # finds tool calls in the text; None: text is all that there is
     shown: list[str] | None = None  # the text so far, kept only for an answer in one piece
+    calls: list[ToolCall] = field(default_factory=list)  # likewise
     logprobs: list[tuple[int, Logprob]] | None = None  # likewise
     prompt_logprobs: list[Logprob] | None = None  # of its prompt's ids from the second on; None: not told
 
@@ -154,12 +171,21 @@ class Choice:
         tail = self.text.flush()
         if tail:
             self._show(tail, None)
+        if self.parser is not None:
+            self._show_pieces(self.parser.finish(cut=reason != outcomes.STOP), None)
+            if self.parser.calls and reason == outcomes.STOP:
+                reason = outcomes.TOOL_CALLS
         self.reason = reason
         self.matched_stop = self.text.matched
         for event in self.stream.grammar.choice_end(self):
             self.stream.append(event)
 
     def _show(self, text: str, logprob: Logprob | None) -> None:
+        if self.parser is not None:
+            self._show_pieces(self.parser.feed(text), logprob)
+            if self.parser.full:
+                self.text.stopped = True  # as if by a stop string: what the model makes from here on is dropped
+            return
         event = text_event(self.index, text)
         stream = self.stream
         if logprob is not None:
@@ -168,6 +194,32 @@ class Choice:
         stream.append(event)
         if self.shown is not None:
             self.shown.append(text)
+
+    def _show_pieces(self, pieces: list[Piece], logprob: Logprob | None) -> None:
+        """Show pieces of an answer that may call tools. A log probability rides on the first, if it is text, and else
+        on empty text before it: tool syntax has no place for one."""
+        stream = self.stream
+        if logprob is not None:
+            first = pieces[0] if pieces else None
+            text = first.text if isinstance(first, TextPiece) else ""
+            event = text_event(self.index, text)
+            stream.append(event._replace(data=stream.grammar.with_logprobs(self, event.text, logprob)))
+            if text:
+                self._keep(pieces.pop(0))
+        for piece in pieces:
+            for event in stream.grammar.pieces(self, piece):
+                stream.append(event)
+            self._keep(piece)
+
+    def _keep(self, piece: Piece) -> None:
+        if self.shown is None:
+            return
+        if isinstance(piece, TextPiece):
+            self.shown.append(piece.text)
+        elif isinstance(piece, ToolCallBegin):
+            self.calls.append(ToolCall(piece.id, piece.name))
+        elif isinstance(piece, ToolArguments):
+            self.calls[-1].arguments += piece.text
 
 
 class Stream:

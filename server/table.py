@@ -21,6 +21,7 @@ from server import outcome as outcomes
 from server.metrics import Metrics
 from server.outcome import Outcome
 from server.stream import Choice, Grammar, Stream
+from server.tools.formats import CallFormat
 
 # 144 random bits: more than anyone can guess, and whole base64 characters.
 STREAM_ID_BYTES = 18
@@ -82,6 +83,7 @@ class Part:
 
     prompt: list[int]
     sampling: Sampling
+    calls: CallFormat | None = None  # how its text may call tools; None: it is text, whatever it looks like
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,8 @@ class StreamTable:
                 index=index,
                 prompt=part.prompt,
                 sampling=part.sampling,
-                text=TextStream(self.tokenizer, skip_special=text.skip_special, stops=text.stops),
+                text=self._text_of(part, text),
+                parser=part.calls.parser() if part.calls else None,
                 credit=self.limits.credit_window,
                 shown=[] if collect else None,
                 logprobs=[] if collect else None,
@@ -170,6 +173,10 @@ class StreamTable:
         self._arm_deadlines(stream)
         self.trim()
         return stream
+
+    def _text_of(self, part: Part, text: TextOptions) -> TextStream:
+        shown = part.calls.marker_ids if part.calls else frozenset()
+        return TextStream(self.tokenizer, skip_special=text.skip_special, shown=shown, stops=text.stops)
 
     def find(self, stream_id: str, key: str) -> Stream | None:
         """The stream, if it is this key's and still held."""

@@ -26,6 +26,7 @@ from server.log import Event
 from server.outcome import Outcome
 from server.stream import Choice, Frame, Stream
 from server.table import new_stream_id
+from server.tools.pieces import Piece
 
 STOP_REASONS = {outcomes.STOP: "end_turn", outcomes.LENGTH: "max_tokens", outcomes.TOOL_CALLS: "tool_use"}
 TEXT_DELTA = b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"'
@@ -55,6 +56,10 @@ class MessagesGrammar:
 
     def with_logprobs(self, choice: Choice, text: bytes, logprob: Logprob) -> bytes:
         """This API shows none, so none are asked for."""
+        raise NotImplementedError
+
+    def pieces(self, choice: Choice, piece: Piece) -> list[Event]:
+        """Its requests have no tools yet."""
         raise NotImplementedError
 
     def prompt_told(self, choice: Choice) -> list[Event]:

@@ -12,9 +12,9 @@ import msgspec
 
 from server.api.errors import invalid
 from server.api.generation import PLAIN, SSE, Generation, check_one_choice, framing_named, streaming
-from server.api.openai_chat import ChatGrammar, encode_messages
+from server.api.openai_chat import ChatGrammar
 from server.api.polling import poller_of
-from server.api.types import GenerationFields, Message, convert
+from server.api.types import GenerationFields, convert
 from server.http import Call, Response, Streaming, json_response
 from server.table import Part
 
@@ -58,7 +58,7 @@ async def plan_generate(
         except ValueError as error:
             raise invalid("prompt", str(error)) from None
     else:
-        prompt = await encode_messages(generation, [Message(role="user", content=request.prompt)], "prompt")
+        prompt = await generation.encode_turns([{"role": "user", "content": request.prompt}], "prompt")
     parts = generation.parts(request, [prompt], max_tokens=request.max_tokens)
     options = request.stream_options
     grammar = ChatGrammar(

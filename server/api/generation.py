@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Hello, Sampling
@@ -23,6 +25,8 @@ from server.outcome import CANCELLED, Outcome
 from server.readers import Collector
 from server.stream import Choice, Grammar, Stream
 from server.table import Busy, Part, StreamTable, TextOptions
+from server.tools.formats import CallFormat, Turn, written
+from server.tools.parser import HERMES, Syntax
 
 # Longer prompts are tokenised in a thread: some milliseconds of the loop's time would delay every stream.
 ENCODE_INLINE_CHARS_MAX = 8192
@@ -45,6 +49,7 @@ class Model:
     tokenizer: Tokenizer
     template: ChatTemplate
     created: int  # Unix seconds, for /v1/models
+    syntax: Syntax | None = HERMES  # of its tool calls; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +71,17 @@ class Generation:
             raise _too_long(f"at least {least}", limit, param)
         return await asyncio.get_running_loop().run_in_executor(_encoders, encode)
 
-    async def encode_turns(self, turns: list[dict[str, Any]], param: str, **options: Any) -> list[int]:
-        """Ids of a chat's turns, by the model's template, with the options of `encode_chat`. Raises ApiError 400."""
-        size = sum(len(turn["content"]) for turn in turns)
+    async def encode_turns(
+        self, turns: list[dict[str, Any]], param: str, *, tools: list[dict[str, Any]] | None = None, **options: Any
+    ) -> list[int]:
+        """Ids of a chat's turns, by the model's template, with the options of `encode_chat`. Turns and tools are as
+        templates for `transformers` take them. `param`: what they came from. Raises ApiError 400."""
         tokenizer, template = self.model.tokenizer, self.model.template
+        shown: Sequence[Turn] = turns if template.takes_tools else written(turns, tools)
+        options["tools"] = tools
+        size = sum(len(turn["content"]) for turn in turns) + (len(msgspec.json.encode(tools)) if tools else 0)
         try:
-            return await self.encode_sized(size, lambda: encode_chat(tokenizer, template, turns, **options), param)
+            return await self.encode_sized(size, lambda: encode_chat(tokenizer, template, shown, **options), param)
         except ChatError as error:
             raise errors.invalid(param, str(error)) from None
 
@@ -97,6 +107,7 @@ class Generation:
         logprobs: int = -1,
         prompt_logprobs: int = -1,
         param: str = "prompt",
+        calls: CallFormat | None = None,
     ) -> list[Part]:
         """A sequence for each prompt and choice, all of which fit; `param` names what they came from. Raises ApiError.
 
@@ -133,7 +144,7 @@ class Generation:
                     logit_bias=bias,
                     prompt_logprobs=prompt_logprobs,
                 )
-                parts.append(Part(prompt, sampling))
+                parts.append(Part(prompt, sampling, calls))
         return parts
 
     def _stop_ids(self, request: GenerationFields) -> tuple[int, ...]:
@@ -179,6 +190,8 @@ class Generation:
             kind = framing_named(call.header(b"accept")) or SSE
             if kind == PLAIN:
                 check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
+                if parts[0].calls is not None:
+                    raise errors.invalid("tools", "text/plain shows text only; take SSE or NDJSON to see calls")
             stream = self.start(call, request, grammar, parts, collect=False)
             return streaming(stream, kind)
         return await collected(call, self.start(call, request, grammar, parts, collect=True))

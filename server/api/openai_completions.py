@@ -27,6 +27,7 @@ from server.log import Event
 from server.outcome import Outcome
 from server.stream import Choice, Frame, Stream, escaped
 from server.table import Part, new_stream_id
+from server.tools.pieces import Piece
 
 # Ids of an echoed prompt that one event shows with their log probabilities: some tens of kilobytes of JSON.
 ECHO_TOKENS_MAX = 64
@@ -85,6 +86,10 @@ class CompletionGrammar(OpenAIGrammar):
             shown = json_value(self._shown(told[part], offsets[part]))
             events.append(Event(choice.index, text, self._chunk(choice, text, shown)))
         return events
+
+    def pieces(self, choice: Choice, piece: Piece) -> list[Event]:
+        """A text completion calls no tools."""
+        raise NotImplementedError
 
     def _prompt_of(self, choice: Choice) -> tuple[list[tuple[int, Logprob | None]], list[str]]:
         """The prompt's ids with what was told of them, nothing of the first; and the text that each completes."""

@@ -12,7 +12,7 @@ from server.api import streams
 from server.api.errors import ApiError, invalid
 from server.api.generate import query_fields
 from server.api.generation import SSE, Generation, collected, framing_named, streaming
-from server.api.openai_chat import encode_messages
+from server.api.openai_turns import turns_of
 from server.api.response_grammar import ResponseGrammar
 from server.api.response_items import Item, chat_of, read_items
 from server.api.response_store import ResponseStore, Stored
@@ -34,7 +34,7 @@ async def create(generation: Generation, call: Call) -> Response | Streaming:
     items = _earlier(generation.responses, call, request.previous_response_id) + read_items(request.input)
     if len(items) > MESSAGES_MAX:
         raise invalid("input", f"the conversation holds {len(items)} items; at most {MESSAGES_MAX} are allowed")
-    prompt = await encode_messages(generation, chat_of(items, request.instructions), "input")
+    prompt = await generation.encode_turns(turns_of(chat_of(items, request.instructions)), "input")
     grammar = ResponseGrammar(request, generation.model.name, generation.model.tokenizer)
     parts = generation.parts(
         request, [prompt], max_tokens=request.max_output_tokens, logprobs=_logprobs(request), param="input"

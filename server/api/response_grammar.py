@@ -38,6 +38,7 @@ from server.log import Event
 from server.outcome import Outcome
 from server.stream import Choice, Frame, Stream
 from server.table import new_stream_id
+from server.tools.pieces import Piece
 
 _STATUSES: dict[str, ResponseStatus] = {
     outcomes.STOP: "completed",
@@ -79,6 +80,10 @@ class ResponseGrammar(OpenAIGrammar):
         head = json_value({"type": self.frames[0].name, **self._place})[:-1]
         position = choice.stream.log.end
         return b'%b,"logprobs":%b,"delta":"%b","sequence_number":%d}' % (head, shown, text, position)
+
+    def pieces(self, choice: Choice, piece: Piece) -> list[Event]:
+        """Its requests have no tools yet."""
+        raise NotImplementedError
 
     def prompt_told(self, choice: Choice) -> list[Event]:
         """There is no place for them."""

@@ -8,7 +8,7 @@ import msgspec
 
 from server.api.errors import invalid
 from server.api.generation import Generation
-from server.api.openai_chat import encode_messages
+from server.api.openai_turns import turns_of
 from server.api.types import MESSAGES_MAX, Message, decode
 from server.http import Call, Response, json_response
 
@@ -76,9 +76,9 @@ async def _of_messages(generation: Generation, request: TokenizeRequest, message
         raise invalid("continue_final_message", "a message that is continued has no generation prompt behind it")
     if continues and messages and messages[-1].role != "assistant":
         raise invalid("continue_final_message", "only an assistant's message can be continued")
-    ids = await encode_messages(
-        generation,
-        messages,
+    ids = await generation.encode_turns(
+        turns_of(messages),
+        "messages",
         add_generation_prompt=generates is not False and not continues,
         continue_final_message=continues,
     )

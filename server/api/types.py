@@ -34,18 +34,50 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+class CalledFunction(msgspec.Struct):
+    """What an earlier answer called. `arguments` is JSON, as it came."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct):
+    """A call in an assistant's message."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class Message(msgspec.Struct, forbid_unknown_fields=True):
     """One turn of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None  # clients send earlier answers back as they came
     annotations: list[Any] | None = None
     audio: None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: None = None
     reasoning_content: str | None = None
+
+
+class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the model may call; `parameters` is a JSON Schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, forbid_unknown_fields=True):
+    """One tool."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,10 +135,10 @@ class ChatRequest(GenerationFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
-    # Refused unless they say nothing.
-    tools: list[Any] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    # Refused unless they say nothing.
     functions: list[Any] | None = None
     function_call: Any = None
     response_format: ResponseFormat | None = None
@@ -131,9 +163,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 
 _OFF: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

@@ -258,13 +258,15 @@ WRONG: dict[str, list[Any]] = {
     "repetition_penalty": ["x", 0, -1, 101],
     "logit_bias": [[], {"1": "x"}, {"1": 101}, {"1": -101}, {"1000000": 1}, {"-1": 1}, {"a": 1}, {"01": 1}],
 }
+# fmt: off
 WRONG_IN_CHAT: dict[str, list[Any]] = {
     "max_completion_tokens": [0, "1"],
     "logprobs": [1, "true"],
     "prompt_logprobs": [-1, 21, "1", 1.5],
     "top_logprobs": [-1, 21, "1", 2],  # the last one for want of logprobs
-    "tools": ["x", [{"type": "function", "function": {"name": "f"}}]],
-    "tool_choice": ["required", {"type": "function"}],
+    "tools": ["x", [1], [{"type": "function"}], [{"type": "custom", "custom": {"name": "f"}}], [{"type": "function",
+              "function": {"name": "no name"}}], [{"type": "function", "function": {"name": "f", "parameters": []}}]],
+    "tool_choice": ["required", "any", {"type": "function"}, {"type": "function", "function": {"name": "f"}}],
     "parallel_tool_calls": [1],
     "functions": ["x", [{"name": "f"}]],
     "function_call": [{"name": "f"}],
@@ -276,6 +278,7 @@ WRONG_IN_CHAT: dict[str, list[Any]] = {
     "reasoning_effort": ["low"],
     "verbosity": ["low"],
 }
+# fmt: on
 WRONG_IN_COMPLETIONS: dict[str, list[Any]] = {
     "echo": [1, "true"],
     "logprobs": [-1, 21, True],

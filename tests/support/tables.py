@@ -14,6 +14,7 @@ from server.metrics import Metrics
 from server.readers import ClientReader
 from server.stream import Stream
 from server.table import Limits, Part, StreamTable, TextOptions
+from server.tools.formats import CallFormat
 from tests.support.clock import Clock
 from tests.support.engines import ScriptedEngine, tokenizer
 
@@ -110,11 +111,18 @@ class Rig:
         )
 
     def start(
-        self, *, n: int = 1, prompts: int = 1, key: str = "", stops: tuple[str, ...] = (), **options: Any
+        self,
+        *,
+        n: int = 1,
+        prompts: int = 1,
+        key: str = "",
+        stops: tuple[str, ...] = (),
+        calls: CallFormat | None = None,
+        **options: Any,
     ) -> Stream:
         """A stream of n choices for each prompt; nobody reads it yet."""
         parts = [
-            Part([10 + prompt, 1, 2], Sampling(max_tokens=1000, prompt_index=prompt, choice_index=choice))
+            Part([10 + prompt, 1, 2], Sampling(max_tokens=1000, prompt_index=prompt, choice_index=choice), calls)
             for prompt in range(prompts)
             for choice in range(n)
         ]
