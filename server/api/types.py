@@ -148,6 +148,9 @@ class ChatRequest(GenerationFields, kw_only=True):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -174,6 +177,9 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
+    "moderation": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
 }
 
 T = TypeVar("T", bound=GenerationFields)

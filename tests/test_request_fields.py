@@ -1,0 +1,175 @@
+"""Every field that the official SDK can send works, or is refused by a 400 that names it (issue 7, item 1).
+
+The tables below are checked against the SDK's own parameter types: a field that a new SDK brings fails the test until
+somebody says here what becomes of it. Beside them stand the fields that users of vLLM send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
+
+from tests.support.serving import Answer, Server
+
+pytestmark = pytest.mark.synthetic
+
+SAMPLING: dict[str, tuple[list[Any], list[Any]]] = {
+    "temperature": ([0, 1, 2, None], [-0.1, 2.1, "1"]),
+    "top_p": ([0.1, 1, None], [0, 1.1]),
+    "user": (["somebody", None], [7]),
+    "stream": ([False, True, None], ["yes"]),
+    "stream_options": ([None], [{"include_usage": True}, {"x": 1}]),  # not without stream; with it, below
+    "model": (["synthetic", None], [7]),
+}
+SHARED = SAMPLING | {
+    "frequency_penalty": ([-2, 2, None], [2.1]),
+    "logit_bias": ([{"5": -100}, {}, None], [{"x": 1}, {"5": 101}]),
+    "max_tokens": ([1, 10**9, None], [0, -1, 2.5, "5"]),
+    "n": ([1, 2, None], [0, 17]),
+    "presence_penalty": ([-2, 2, None], [-2.1]),
+    "seed": ([0, -1, 2**63, None], ["x", 2**64]),
+    "stop": (["x", ["x"] * 16, [], None], [["x"] * 17, [""], 7]),
+}
+HINTS: dict[str, tuple[list[Any], list[Any]]] = {  # they change no answer
+    "metadata": ([{"a": "b"}, {}, None], [{"a": 1}]),
+    "prompt_cache_key": (["x", None], [1]),
+    "safety_identifier": (["x", None], [1]),
+    "service_tier": (["auto", "default", None], [1]),
+}
+REFUSED_CACHING: dict[str, tuple[list[Any], list[Any]]] = {
+    "prompt_cache_options": ([None], [{"ttl": "30m"}]),
+    "prompt_cache_retention": (["in_memory", None], ["24h"]),
+    "moderation": ([None], [{"model": "x"}]),
+}
+# For each field: values that work, and values that are refused.
+CHAT = (
+    SHARED
+    | HINTS
+    | REFUSED_CACHING
+    | {
+        "messages": ([[{"role": "user", "content": "x"}]], [[], "x", [{"role": "robot", "content": "x"}]]),
+        "audio": ([None], [{"voice": "alloy", "format": "wav"}]),
+        "function_call": (["none", "auto", None], [{"name": "f"}]),
+        "functions": ([[], None], [[{"name": "f"}]]),
+        "logprobs": ([True, False, None], [1]),
+        "max_completion_tokens": ([1, None], [0]),
+        "modalities": ([["text"], None], [["text", "audio"]]),
+        "parallel_tool_calls": ([True, False, None], ["x"]),
+        "prediction": ([None], [{"type": "content", "content": "x"}]),
+        "reasoning_effort": ([None], ["high"]),
+        "response_format": ([{"type": "text"}, None], [{"type": "video"}, "text"]),
+        "store": ([False, None], [True]),
+        "tool_choice": (["none", None], [7]),
+        "tools": ([[], None], ["x"]),
+        "top_logprobs": ([None], [3, -1]),  # not without logprobs
+        "verbosity": ([None], ["low"]),
+        "web_search_options": ([None], [{}]),
+    }
+)
+COMPLETIONS = SHARED | {
+    "prompt": (["x", ["x", "y"], [1, 2], [[1], [2, 3]]], [None, "", [], [[]], [["x"]], 7]),
+    "best_of": ([1, None], [2]),
+    "echo": ([True, False, None], ["x"]),
+    "logprobs": ([0, 20, None], [21, -1]),
+    "suffix": (["", None], ["x"]),
+}
+RESPONSES = (
+    SAMPLING
+    | HINTS
+    | REFUSED_CACHING
+    | {
+        "input": (["x", [{"role": "user", "content": "x"}]], [[], None, 7]),
+        "access_programs": ([None], [{"cyber": "standard"}]),
+        "background": ([True, False, None], ["x"]),
+        "background_options": ([None], [{}]),
+        "context_management": ([[], None], [[{"type": "compaction"}]]),
+        "conversation": ([None], ["conv_1", {"id": "conv_1"}]),
+        "image": ([None], [{}]),
+        "include": ([["message.output_text.logprobs"], [], None], [["reasoning.encrypted_content"]]),
+        "instructions": (["x", "", None], [7]),
+        "max_output_tokens": ([1, None], [0]),
+        "max_tool_calls": ([1, None], [0]),
+        "parallel_tool_calls": ([True, False, None], ["x"]),
+        "previous_response_id": ([None], ["resp_x"]),
+        "prompt": ([None], [{"id": "pmpt_1"}]),
+        "reasoning": ([{}, {"effort": None}, {"effort": "none"}, None], [{"effort": "low"}, {"summary": "auto"}]),
+        "store": ([True, False, None], ["x"]),
+        "text": (
+            [{"format": {"type": "text"}}, {"verbosity": "medium"}, {}, None],
+            [{"format": {"type": "video"}}, {"verbosity": "low"}],
+        ),
+        "tool_choice": (["none", "auto", None], [7]),
+        "tools": ([[], None], [[{"type": "web_search"}], "x"]),
+        "top_logprobs": ([0, 20, None], [21]),
+        "truncation": (["disabled", None], ["auto"]),
+    }
+)
+# What vLLM's users add, on every route.
+VLLM: dict[str, tuple[list[Any], list[Any]]] = {
+    "top_k": ([1, 0, -1, None], [-2]),
+    "min_p": ([0, 0.5, None], [1.1]),
+    "repetition_penalty": ([1.1, None], [0]),
+    "ignore_eos": ([True, None], ["x"]),
+    "min_tokens": ([0, 2, None], [-1]),
+    "stop_token_ids": ([[1], [], None], [[-1], ["x"]]),
+    "skip_special_tokens": ([True, False, None], ["x"]),
+}
+TABLES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[list[Any], list[Any]]]]] = {
+    "/v1/chat/completions": (
+        chat_params.CompletionCreateParamsStreaming,
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+        CHAT,
+    ),
+    "/v1/completions": (
+        completion_params.CompletionCreateParamsStreaming,
+        {"prompt": "hi", "max_tokens": 2},
+        COMPLETIONS,
+    ),
+    "/v1/responses": (
+        response_params.ResponseCreateParamsStreaming,
+        {"input": "hi", "max_output_tokens": 2},
+        RESPONSES,
+    ),
+}
+CELLS = [(path, name) for path, (_, _, table) in TABLES.items() for name in table | VLLM]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(scripts=[{"match": "", "tokens": ["a", "b"]}]) as running:  # an end, where no field sets one
+        yield running
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_the_tables_name_every_field_of_the_sdk_and_no_other(path: str) -> None:
+    sdk, _, table = TABLES[path]
+    assert table.keys() == sdk.__required_keys__ | sdk.__optional_keys__
+
+
+def ask(server: Server, path: str, name: str, value: Any) -> Answer:
+    _, body, _ = TABLES[path]
+    return server.ask("POST", path, {**body, name: value})
+
+
+@pytest.mark.parametrize(("path", "name"), CELLS)
+def test_a_field_works_or_is_refused_by_name(server: Server, path: str, name: str) -> None:
+    working, refused = (TABLES[path][2] | VLLM)[name]
+    for value in working:
+        answer = ask(server, path, name, value)
+        assert answer.status == 200, (value, bytes(answer.body))
+    for value in refused:
+        error = ask(server, path, name, value).error(400)
+        assert error["param"] == name or error["param"].startswith(f"{name}."), (value, error)
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_stream_options_go_with_a_stream(server: Server, path: str) -> None:
+    _, body, _ = TABLES[path]
+    for options in ({"include_usage": True}, {"include_usage": False, "include_obfuscation": False}, {}):
+        answer = server.ask("POST", path, {**body, "stream": True, "stream_options": options})
+        assert answer.status == 200
