@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from server.api.errors import invalid
-from server.api.types import MESSAGES_MAX, TOP_LOGPROBS_MAX, GenerationFields, in_range, parse
+from server.api.types import MESSAGES_MAX, GenerationFields, parse
 
 LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` can add here
 
@@ -98,9 +98,6 @@ _OFF: dict[str, tuple[Any, ...]] = {
 def parse_response(body: bytes) -> ResponseRequest:
     """The body of POST /v1/responses. Raises ApiError 400 that names the field and says what is right."""
     request = parse(body, ResponseRequest)
-    in_range(request, "max_output_tokens", 1, None)
-    in_range(request, "max_tool_calls", 1, None)
-    in_range(request, "top_logprobs", 0, TOP_LOGPROBS_MAX)
     for index, name in enumerate(request.include or ()):
         if name != LOGPROBS:
             raise invalid(f"include.{index}", f"only {LOGPROBS!r} can be included", "unsupported_parameter")

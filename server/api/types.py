@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -165,6 +165,34 @@ class CompletionRequest(GenerationFields, kw_only=True):
     best_of: int | None = None
 
 
+class Range(NamedTuple):
+    """Numbers from `low`, or above it, to `high`, if there is one."""
+
+    low: float
+    high: float | None = None
+    open_below: bool = False
+
+
+# Of each number that a request may hold, whatever the API.
+RANGES = {
+    "max_tokens": Range(1),
+    "max_completion_tokens": Range(1),
+    "max_output_tokens": Range(1),
+    "max_tool_calls": Range(1),
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, open_below=True),
+    "top_k": Range(-1),  # 0 and -1: off
+    "min_p": Range(0, 1),
+    "frequency_penalty": Range(-PENALTY_MAX, PENALTY_MAX),
+    "presence_penalty": Range(-PENALTY_MAX, PENALTY_MAX),
+    "repetition_penalty": Range(0, REPETITION_PENALTY_MAX, open_below=True),
+    "n": Range(1, CHOICES_MAX),
+    "min_tokens": Range(0),
+    "logprobs": Range(0, TOP_LOGPROBS_MAX),  # in chat it is no number
+    "top_logprobs": Range(0, TOP_LOGPROBS_MAX),
+    "prompt_logprobs": Range(0, TOP_LOGPROBS_MAX),
+}
+
 _OFF: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -290,24 +318,10 @@ def checked(request: T) -> T:
             raise invalid(name, f"{name} is not supported", "unsupported_parameter")
         if type(value) is int and not -(2**63) <= value < 2**64:  # JSON's have no end, the engine's wire has
             raise invalid(name, f"{name} does not fit in 64 bits", "out_of_range")
-    in_range(request, "max_tokens", 1, None)
-    in_range(request, "max_completion_tokens", 1, None)
-    in_range(request, "temperature", 0, 2)
-    in_range(request, "top_p", 0, 1, open_below=True)
-    in_range(request, "min_p", 0, 1)
-    in_range(request, "frequency_penalty", -PENALTY_MAX, PENALTY_MAX)
-    in_range(request, "presence_penalty", -PENALTY_MAX, PENALTY_MAX)
-    in_range(request, "repetition_penalty", 0, REPETITION_PENALTY_MAX, open_below=True)
-    in_range(request, "n", 1, CHOICES_MAX)
-    in_range(request, "min_tokens", 0, None)
-    in_range(request, "top_logprobs", 0, TOP_LOGPROBS_MAX)
-    in_range(request, "prompt_logprobs", 0, TOP_LOGPROBS_MAX)
+    for name in RANGES:
+        _check_range(request, name)
     if isinstance(request, ChatRequest) and len(request.messages) > MESSAGES_MAX:
         raise invalid("messages", f"messages holds {len(request.messages)}; at most {MESSAGES_MAX} are allowed")
-    if isinstance(request, CompletionRequest):
-        in_range(request, "logprobs", 0, TOP_LOGPROBS_MAX)
-    if request.top_k is not None and request.top_k < -1:
-        raise invalid("top_k", "top_k must be at least 1, or 0 or -1 for off")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
     stops = stop_strings(request)
@@ -339,13 +353,14 @@ def stop_strings(request: GenerationFields) -> tuple[str, ...]:
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def in_range(request: GenerationFields, name: str, low: float, high: float | None, *, open_below: bool = False) -> None:
-    """Raises ApiError 400 for a number outside; None is a field that was not given."""
+def _check_range(request: GenerationFields, name: str) -> None:
     value = getattr(request, name, None)
-    if value is None:
+    if value is None or isinstance(value, bool):
         return
+    span = RANGES[name]
+    low, high = span.low, span.high
     # Written so that NaN, which a query can hold, is refused too.
-    if not (value > low if open_below else value >= low) or (high is not None and not value <= high):
-        least = f"above {low:g}" if open_below else f"at least {low:g}"
+    if not (value > low if span.open_below else value >= low) or (high is not None and not value <= high):
+        least = f"above {low:g}" if span.open_below else f"at least {low:g}"
         most = "" if high is None else f" and at most {high:g}"
         raise invalid(name, f"{name} is {value:g}; it must be {least}{most}", "out_of_range")
