@@ -39,6 +39,7 @@ TEST = [
     "transformers>=5,<6",
     "openai>=2,<4",
     "anthropic>=2,<3",
+    "jsonschema>=4.23,<5",
     "httpx[http2]>=0.28,<1",
     "httpx-sse>=0.4,<1",
     "sseclient-py>=1.8,<2",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from server.access_log import AccessLog
-from server.api import anthropic_errors, errors, operations, streams, websocket
+from server.api import anthropic_errors, errors, openapi, operations, streams, websocket
 from server.api import openai_responses as responses
 from server.api.anthropic_messages import count_tokens, messages
 from server.api.errors import ApiError
@@ -144,6 +144,9 @@ class App:
         async def get_ready(call: Call, _: str) -> Response:
             return operations.ready(engine=self._engine_up(), draining=self.draining)
 
+        async def get_openapi(call: Call, _: str) -> Response:
+            return Response(200, openapi.document((route.path, route.handlers) for route in self.routes))
+
         async def get_metrics(call: Call, _: str) -> Response:
             return operations.metrics(metrics)
 
@@ -169,7 +172,13 @@ class App:
             Route("/health", {"GET": get_health}, open=True),
             Route("/ready", {"GET": get_ready}, open=True),
             Route("/metrics", {"GET": get_metrics}, open=True),
+            Route("/openapi.json", {"GET": get_openapi}),
         ]
+
+    @property
+    def routes(self) -> list[Route]:
+        """All that there is."""
+        return [*self._exact.values(), *self._by_pattern.values()]
 
     # The Program's side
 

@@ -66,7 +66,7 @@ CHAT = (
         "store": ([False, None], [True]),
         "tool_choice": (["none", None], [7]),
         "tools": ([[], None], ["x"]),
-        "top_logprobs": ([None], [3, -1]),  # not without logprobs
+        "top_logprobs": ([None], [21, -1]),  # none without logprobs
         "verbosity": ([None], ["low"]),
         "web_search_options": ([None], [{}]),
     }

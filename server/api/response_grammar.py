@@ -20,13 +20,25 @@ from server.api.generation import new_created
 from server.api.openai_chat import OpenAIGrammar
 from server.api.response_items import new_item_id
 from server.api.response_types import (
+    ContentPartAdded,
+    ContentPartDone,
     IncompleteDetails,
     InputTokensDetails,
     ItemStatus,
+    OutputItemAdded,
+    OutputItemDone,
     OutputMessage,
     OutputText,
+    OutputTextDone,
     OutputTokensDetails,
+    ResponseCancelled,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseFailed,
     ResponseFailure,
+    ResponseIncomplete,
+    ResponseInProgress,
     ResponseRequest,
     ResponseStatus,
     ResponseUsage,
@@ -46,6 +58,14 @@ _STATUSES: dict[str, ResponseStatus] = {
     outcomes.LENGTH: "incomplete",
     outcomes.CANCELLED: "cancelled",
 }  # any other: failed
+_LAST: dict[
+    str, type[ResponseCompleted] | type[ResponseIncomplete] | type[ResponseCancelled] | type[ResponseFailed]
+] = {
+    "completed": ResponseCompleted,
+    "incomplete": ResponseIncomplete,
+    "cancelled": ResponseCancelled,
+    "failed": ResponseFailed,
+}
 
 
 class ResponseGrammar(OpenAIGrammar):
@@ -59,7 +79,7 @@ class ResponseGrammar(OpenAIGrammar):
         self._tokenizer = tokenizer
         self.response = begun(request, id=self.response_id, created_at=new_created(), model=model)
         self._message_id = new_item_id("msg")
-        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._place: dict[str, Any] = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         name = "response.output_text.delta"
         head = json_value({"type": name, **self._place, "logprobs": []})[:-1]
         self.frames = [Frame(head + b',"delta":"', b'","sequence_number":', name, b"}")]
@@ -68,10 +88,10 @@ class ResponseGrammar(OpenAIGrammar):
         """The response, its one message and its text, all empty still."""
         message = OutputMessage(self._message_id, "in_progress", [])
         return [
-            _event(0, "response.created", response=self.response),
-            _event(1, "response.in_progress", response=self.response),
-            _event(2, "response.output_item.added", output_index=0, item=message),
-            _event(3, "response.content_part.added", **self._place, part=OutputText("")),
+            _event(ResponseCreated(sequence_number=0, response=self.response)),
+            _event(ResponseInProgress(sequence_number=1, response=self.response)),
+            _event(OutputItemAdded(sequence_number=2, output_index=0, item=message)),
+            _event(ContentPartAdded(sequence_number=3, **self._place, part=OutputText(""))),
         ]
 
     def with_logprobs(self, choice: Choice, text: bytes, logprob: Logprob) -> bytes:
@@ -94,11 +114,11 @@ class ResponseGrammar(OpenAIGrammar):
         position = choice.stream.log.end
         message = self._message(choice)
         part = message.content[0]
-        name = "response.output_text.done"
+        whole = OutputTextDone(sequence_number=position, **self._place, text=part.text, logprobs=part.logprobs)
         return [
-            _event(position, name, **self._place, text=part.text, logprobs=part.logprobs),
-            _event(position + 1, "response.content_part.done", **self._place, part=part),
-            _event(position + 2, "response.output_item.done", output_index=0, item=message),
+            _event(whole),
+            _event(ContentPartDone(sequence_number=position + 1, **self._place, part=part)),
+            _event(OutputItemDone(sequence_number=position + 2, output_index=0, item=message)),
         ]
 
     def closing(self, stream: Stream, end: Outcome) -> list[Event]:
@@ -113,7 +133,7 @@ class ResponseGrammar(OpenAIGrammar):
             response.completed_at = new_created()
         response.usage = _usage(stream)
         response.output = [self._message(choice) for choice in stream.choices]
-        return [_event(stream.log.end, f"response.{response.status}", response=response)]
+        return [_event(_LAST[response.status](sequence_number=stream.log.end, response=response))]
 
     def whole(self, stream: Stream) -> bytes:
         """The response as it is now."""
@@ -138,8 +158,8 @@ class ResponseGrammar(OpenAIGrammar):
         return TokenLogprob(piece.decode("utf-8", "replace"), list(piece), logprob.logprob, top)
 
 
-def _event(position: int, name: str, **fields: Any) -> Event:
-    return Event(-1, b"", json_value({"type": name, "sequence_number": position, **fields}), name)
+def _event(event: ResponseEvent) -> Event:
+    return Event(-1, b"", json_value(event), str(event.__struct_config__.tag))
 
 
 def _usage(stream: Stream) -> ResponseUsage:

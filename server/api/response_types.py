@@ -71,7 +71,8 @@ class ResponseRequest(GenerationFields, kw_only=True):
     prompt: Any = None
     prompt_cache_options: Any = None
 
-    def off(self) -> dict[str, tuple[Any, ...]]:
+    @classmethod
+    def off(cls) -> dict[str, tuple[Any, ...]]:
         """See GenerationFields."""
         return _OFF
 
@@ -127,7 +128,7 @@ def _check_text(text: TextConfig | None) -> None:
 # What is answered
 
 
-class TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct, forbid_unknown_fields=True):
     """One of the most likely tokens."""
 
     token: str
@@ -135,7 +136,7 @@ class TopLogprob(msgspec.Struct):
     logprob: float
 
 
-class TokenLogprob(msgspec.Struct):
+class TokenLogprob(msgspec.Struct, forbid_unknown_fields=True):
     """A token of the answer, with the most likely ones in its place."""
 
     token: str
@@ -144,7 +145,7 @@ class TokenLogprob(msgspec.Struct):
     top_logprobs: list[TopLogprob]
 
 
-class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
     """A part of a message."""
 
     text: str
@@ -155,7 +156,7 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message", forbid_unknown_fields=True):
     """What the model said."""
 
     id: str
@@ -164,20 +165,20 @@ class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
     role: Literal["assistant"] = "assistant"
 
 
-class InputTokensDetails(msgspec.Struct):
+class InputTokensDetails(msgspec.Struct, forbid_unknown_fields=True):
     """Nobody pays for what is written to the prefix cache, so that isn't counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
-class OutputTokensDetails(msgspec.Struct):
+class OutputTokensDetails(msgspec.Struct, forbid_unknown_fields=True):
     """Nothing here reasons apart from its answer."""
 
     reasoning_tokens: int = 0
 
 
-class ResponseUsage(msgspec.Struct):
+class ResponseUsage(msgspec.Struct, forbid_unknown_fields=True):
     """Token counts."""
 
     input_tokens: int
@@ -187,7 +188,7 @@ class ResponseUsage(msgspec.Struct):
     total_tokens: int
 
 
-class ResponseFailure(msgspec.Struct):
+class ResponseFailure(msgspec.Struct, forbid_unknown_fields=True):
     """Why a response failed. `type`: more exactly than OpenAI's codes say it."""
 
     message: str
@@ -196,7 +197,7 @@ class ResponseFailure(msgspec.Struct):
     param: str | None = None
 
 
-class IncompleteDetails(msgspec.Struct):
+class IncompleteDetails(msgspec.Struct, forbid_unknown_fields=True):
     """Why a response isn't whole."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
@@ -205,7 +206,7 @@ class IncompleteDetails(msgspec.Struct):
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class ResponseObject(msgspec.Struct, kw_only=True):
+class ResponseObject(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A response, at any time of its life."""
 
     id: str
@@ -238,6 +239,119 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     usage: ResponseUsage | None = None
     user: str | None
     metadata: dict[str, str]
+
+
+# The events of a stream, each with its position
+
+
+class ResponseEvent(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
+    """The position is the event's `sequence_number`."""
+
+    sequence_number: int
+
+
+class ResponseCreated(ResponseEvent, tag="response.created"):
+    """The first."""
+
+    response: ResponseObject
+
+
+class ResponseInProgress(ResponseEvent, tag="response.in_progress"):
+    """It has begun."""
+
+    response: ResponseObject
+
+
+class OutputItemAdded(ResponseEvent, tag="response.output_item.added"):
+    """An item begins."""
+
+    output_index: int
+    item: OutputMessage
+
+
+class ContentPartAdded(ResponseEvent, tag="response.content_part.added"):
+    """A part of a message begins."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText
+
+
+class OutputTextDelta(ResponseEvent, tag="response.output_text.delta"):
+    """More text."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    logprobs: list[TokenLogprob]
+    delta: str
+
+
+class OutputTextDone(ResponseEvent, tag="response.output_text.done"):
+    """The text, whole."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[TokenLogprob]
+
+
+class ContentPartDone(ResponseEvent, tag="response.content_part.done"):
+    """The part, whole."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText
+
+
+class OutputItemDone(ResponseEvent, tag="response.output_item.done"):
+    """The item, whole."""
+
+    output_index: int
+    item: OutputMessage
+
+
+class ResponseCompleted(ResponseEvent, tag="response.completed"):
+    """The last, of a whole answer."""
+
+    response: ResponseObject
+
+
+class ResponseIncomplete(ResponseEvent, tag="response.incomplete"):
+    """The last, of an answer that max_output_tokens cut."""
+
+    response: ResponseObject
+
+
+class ResponseFailed(ResponseEvent, tag="response.failed"):
+    """The last, of an answer that failed."""
+
+    response: ResponseObject
+
+
+class ResponseCancelled(ResponseEvent, tag="response.cancelled"):
+    """The last, of an answer that was cancelled."""
+
+    response: ResponseObject
+
+
+AnyResponseEvent = (
+    ResponseCreated
+    | ResponseInProgress
+    | OutputItemAdded
+    | ContentPartAdded
+    | OutputTextDelta
+    | OutputTextDone
+    | ContentPartDone
+    | OutputItemDone
+    | ResponseCompleted
+    | ResponseIncomplete
+    | ResponseFailed
+    | ResponseCancelled
+)
 
 
 def begun(request: ResponseRequest, *, id: str, created_at: int, model: str) -> ResponseObject:

@@ -122,7 +122,8 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
 
-    def off(self) -> dict[str, tuple[Any, ...]]:
+    @classmethod
+    def off(cls) -> dict[str, tuple[Any, ...]]:
         """Fields that are refused unless they hold one of these values, which say nothing."""
         return _OFF
 
