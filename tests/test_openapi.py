@@ -80,27 +80,32 @@ def test_its_schemas_are_sound(document: Any) -> None:
 
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-HI: dict[str, dict[str, Any]] = {CHAT: chat("hi"), COMPLETIONS: {"prompt": "hi"}, RESPONSES: {"input": "hi"}}
+MESSAGES = "/v1/messages"
+
+
+def bodies(text: str) -> dict[str, dict[str, Any]]:
+    """For each route, the request with one turn."""
+    message = {**chat(text), "model": "synthetic", "max_tokens": 8}
+    return {CHAT: chat(text), COMPLETIONS: {"prompt": text}, RESPONSES: {"input": text}, MESSAGES: message}
+
+
+HI, FAILS = bodies("hi"), bodies("fails")
 LOGPROBS: dict[str, dict[str, Any]] = {
     CHAT: {"logprobs": True, "top_logprobs": 2},
     COMPLETIONS: {"logprobs": 2, "echo": True},
     RESPONSES: {"top_logprobs": 2},
-}
-FAILS: dict[str, dict[str, Any]] = {
-    CHAT: chat("fails"),
-    COMPLETIONS: {"prompt": "fails"},
-    RESPONSES: {"input": "fails"},
+    MESSAGES: {"stop_sequences": ["c"]},
 }
 
 
 @pytest.mark.parametrize("path", HI)
 @pytest.mark.parametrize("stream", [False, True])
 def test_generations_are_answered_as_it_says(server: Server, document: Any, path: str, stream: bool) -> None:
-    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    usage = {"stream_options": {"include_usage": True}} if stream and path != MESSAGES else {}
     for body in (HI[path], HI[path] | LOGPROBS[path], HI[path] | usage, FAILS[path], HI[path] | {"model": 7}):
         for accept in (EVENT_STREAM, NDJSON):
             check(document, "POST", path, server.ask("POST", path, {**body, "stream": stream}, [accept]))
-    if not stream and path != RESPONSES:
+    if not stream and path in (CHAT, COMPLETIONS):
         check(document, "POST", path, server.ask("POST", path, {**HI[path], "prompt_logprobs": 2, "n": 2}))
     if not stream and path == RESPONSES:
         check(document, "POST", path, server.ask("POST", path, {**HI[path], "background": True}))
@@ -133,6 +138,14 @@ def test_other_routes_answer_as_it_says(server: Server, document: Any) -> None:
         ("DELETE", "/v1/responses/{id}", f"/v1/responses/{name}", []),
     ):
         check(document, method, path, server.ask(method, target, None, headers))
+    for path, body in (
+        ("/v1/messages/count_tokens", {**chat("hi"), "model": "synthetic"}),
+        ("/v1/messages/count_tokens", {}),
+        ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
+        ("/tokenize", {}),
+        ("/detokenize", {"tokens": [104, 105]}),
+    ):
+        check(document, "POST", path, server.ask("POST", path, body))
 
 
 @pytest.mark.parametrize("path", TABLES)

@@ -274,6 +274,24 @@ class PolledStream(Answer):
     outcome: str | None
 
 
+# Tokens
+
+
+class Tokens(Answer):
+    """Of a prompt or a chat."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Prompt(Answer):
+    """The text of tokens."""
+
+    prompt: str
+
+
 class Status(Answer):
     """Of the process, or of its engine."""
 

@@ -15,8 +15,11 @@ import msgspec
 
 from engine.version import VERSION
 from server.api import answers
+from server.api.anthropic_answers import AnthropicError, AnyMessageEvent, MessageObject, TokenCount
+from server.api.anthropic_types import CountTokensRequest, MessagesRequest
 from server.api.generate import GenerateRequest
 from server.api.response_types import AnyResponseEvent, ResponseObject, ResponseRequest
+from server.api.tokens import DetokenizeRequest, TokenizeRequest
 from server.api.types import RANGES, ChatRequest, CompletionRequest, GenerationFields
 
 SSE, NDJSON, PLAIN, JSON = "text/event-stream", "application/x-ndjson", "text/plain", "application/json"
@@ -118,6 +121,21 @@ ROUTES: dict[str, dict[str, Operation]] = {
             },
         )
     },
+    "/v1/messages": {
+        "POST": Operation(
+            "A message, as Anthropic's API has it.",
+            MessagesRequest,
+            MessageObject,
+            (AnyMessageEvent,),
+            starts=True,
+            error=AnthropicError,
+        )
+    },
+    "/v1/messages/count_tokens": {
+        "POST": Operation("The tokens of a prompt.", CountTokensRequest, TokenCount, error=AnthropicError)
+    },
+    "/tokenize": {"POST": Operation("What a prompt or a chat becomes.", TokenizeRequest, answers.Tokens)},
+    "/detokenize": {"POST": Operation("What token ids say.", DetokenizeRequest, answers.Prompt)},
     "/v1/generate": {
         "GET": Operation(
             "A streamed chat turn, for EventSource and curl. With Accept: application/json it is to be polled.",
@@ -132,7 +150,7 @@ ROUTES: dict[str, dict[str, Operation]] = {
         "GET": Operation(
             "Come back to a stream; with Accept: application/json, poll it.",
             answer=answers.PolledStream,
-            events=(answers.ChatChunk, answers.TextCompletion, AnyResponseEvent, answers.ErrorAnswer),
+            events=(answers.ChatChunk, answers.TextCompletion, AnyResponseEvent, AnyMessageEvent, answers.ErrorAnswer),
             query={
                 "after": _AFTER,
                 "after_bytes": {**_WHOLE, "description": "For text/plain: bytes of text that the client has."},
