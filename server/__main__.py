@@ -213,8 +213,16 @@ class Server:
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            os._exit(1)  # whoever asks twice wants it now; the engine sees our socket close
+            self._exit_now()
         self._stop.set()
+
+    def _exit_now(self) -> None:
+        """Whoever asks twice wants it now: in this turn every stream gets its outcome and its line in the log, and what
+        the sockets take of the last frames. The engine sees our socket close."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)  # whoever asks a third time is not even heard
+        self._loop.call_soon(os._exit, 1)
+        self._end_streams()
 
     async def _drain(self, host: Host) -> None:
         """Let streams run to the deadline, then end them in-band; refuse new ones meanwhile."""
@@ -227,9 +235,7 @@ class Server:
         deadline = self._loop.time() + self._config.drain_timeout_s
         while self._has_work(host) and self._loop.time() < deadline:  # noqa: ASYNC110 (a few looks, once in a life)
             await asyncio.sleep(DRAIN_LOOK_S)
-        if self._table is not None:
-            for stream in list(self._table.live):
-                stream.finish(Outcome(outcomes.ERROR, "the server is stopping", retriable=True))
+        self._end_streams()
         for connection in list(host.connections):
             connection.drain()
         deadline = self._loop.time() + FAREWELL_S
@@ -237,6 +243,11 @@ class Server:
             await asyncio.sleep(DRAIN_LOOK_S)
         for connection in list(host.connections):
             connection.abort()
+
+    def _end_streams(self) -> None:
+        if self._table is not None:
+            for stream in list(self._table.live):
+                stream.finish(Outcome(outcomes.ERROR, "the server is stopping", retriable=True))
 
     def _has_work(self, host: Host) -> bool:
         if self._table is not None and any(True for _ in self._table.live):

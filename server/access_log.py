@@ -17,6 +17,8 @@ from typing import TextIO
 from server.http import Call
 from server.stream import Stream
 
+# In place of a status, as nginx has it: the client left before there was an answer.
+CLIENT_LEFT = 499
 _QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
 # What a client chose is shown up to here.
 SHOWN_CHARS_MAX = 200
@@ -50,6 +52,21 @@ class AccessLog:
                 "status": status,
                 "key": call.key,
                 "ms": round(seconds * 1000, 1),
+            },
+        )
+
+    def unbegun(self, call: Call, outcome: str, status: int) -> None:
+        """A generation on the WebSocket that `call` opened, which never became a stream. `status`: what an HTTP request
+        would have been answered."""
+        self._write(
+            "request",
+            {
+                "request_id": call.request_id,
+                "client": call.client,
+                "api": call.api,
+                "outcome": outcome,
+                "status": status,
+                "key": call.key,
             },
         )
 

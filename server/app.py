@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from server.access_log import AccessLog
+from server.access_log import CLIENT_LEFT, AccessLog
 from server.api import anthropic_errors, errors, openapi, operations, streams, websocket
 from server.api import openai_responses as responses
 from server.api.anthropic_messages import count_tokens, messages
@@ -28,6 +28,7 @@ from server.api.tokens import detokenize, tokenize
 from server.gateway.keys import ANONYMOUS, Keys
 from server.http import Call, Headers, Response, Streaming, Upgrade, WebSocketChannel
 from server.metrics import Metrics
+from server.outcome import CANCELLED, REFUSED
 
 REQUEST_ID_CHARS_MAX = 128
 # Browsers may keep a preflight's answer so long.
@@ -151,7 +152,8 @@ class App:
             return operations.metrics(metrics)
 
         async def need_upgrade(call: Call, _: str) -> Response:
-            raise ApiError(426, "this route speaks WebSocket", headers=((b"Upgrade", b"websocket"),))
+            headers = ((b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))  # RFC 9110 7.8 wants both
+            raise ApiError(426, "this route speaks WebSocket", headers=headers)
 
         return [
             Route("/v1/chat/completions", {"POST": starting(chat_completions)}, generates="chat"),
@@ -214,7 +216,11 @@ class App:
             return self._error(call, errors.busy(429, "this key's streams are all in use", 1))
 
         def open_session(socket: WebSocketChannel) -> websocket.ApiSession:
-            return websocket.ApiSession(self._generation, self._metrics, call, socket)
+            return websocket.ApiSession(self._generation, self._metrics, call, socket, unbegun)
+
+        def unbegun(outcome: str, status: int) -> None:
+            self._metrics.unbegun(call.api, outcome)
+            self._access_log.unbegun(call, outcome, status)
 
         return open_session
 
@@ -231,6 +237,12 @@ class App:
         """See Program. Streams write their own line when they end."""
         if not call.began:
             self._access_log.request(call, status)
+
+    def left(self, call: Call) -> None:
+        """See Program. Likewise for streams."""
+        if not call.began:
+            self._count_unbegun(call, CANCELLED)
+            self._access_log.request(call, CLIENT_LEFT)
 
     # Who may ask
 
@@ -266,6 +278,7 @@ class App:
             self._check_origin(call)
         if request.method == "POST":
             kind = call.header(b"content-type").partition(";")[0].strip().lower()
+            # A charset is no part of the type: JSON is UTF-8, and whatever one says has no effect (RFC 8259 8.1, 11).
             if kind and kind != "application/json" and not kind.endswith("+json"):
                 raise ApiError(415, f"the body must be application/json, not {kind[:100]!r}", code="unsupported_media")
         if route.path == "/metrics":
@@ -330,18 +343,18 @@ class App:
     # Answers
 
     def _error(self, call: Call, error: ApiError) -> Response:
-        if call.api and not call.stream_id:
-            self._count_refusal(call)
+        self._count_unbegun(call, REFUSED)
         if anthropic_errors.expected_by(call):
             response = anthropic_errors.render(error, call.request_id)
         else:
             response = errors.render(error)
         return Response(response.status, response.body, headers=(*response.headers, *self._common(call)))
 
-    def _count_refusal(self, call: Call) -> None:
-        if not call.refusal_counted:
-            call.refusal_counted = True
-            self._metrics.refused(call.api)
+    def _count_unbegun(self, call: Call, outcome: str) -> None:
+        """Count a request for a generation that began none, and came back to none."""
+        if call.api and not call.stream_id and not call.counted:
+            call.counted = True
+            self._metrics.unbegun(call.api, outcome)
 
     def _with_headers(self, call: Call, answer: Response | Streaming) -> Response | Streaming:
         headers = (*answer.headers, *self._common(call))

@@ -432,6 +432,8 @@ class Connection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
             self._task = None
+            if self._call is not None:
+                self.host.program.left(self._call)
         if self._channel is not None:
             self._channel.reader.leave()
             self._channel = None

@@ -82,10 +82,10 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def refused(self, api: str) -> None:
+    def unbegun(self, api: str, outcome: str) -> None:
         """A request that began no stream: it counts as started and as ended, so that the sums agree."""
         self.started[api] += 1
-        self.ended[api, REFUSED] += 1
+        self.ended[api, outcome] += 1
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""

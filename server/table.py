@@ -23,7 +23,7 @@ from server.outcome import Outcome
 from server.stream import Choice, Grammar, Stream
 from server.tools.formats import CallFormat
 
-# 144 random bits: more than anyone can guess, and whole base64 characters.
+# 144 random bits (143.95: see new_stream_id): more than anyone can guess, and whole base64 characters.
 STREAM_ID_BYTES = 18
 # A request that was with two engines when they died is likely what killed them: it isn't given to a third.
 ENGINE_DEATHS_MAX = 2
@@ -64,8 +64,10 @@ class Slots(Protocol):
 
 
 def new_stream_id() -> str:
-    """Unguessable, and never used before."""
-    return secrets.token_urlsafe(STREAM_ID_BYTES)
+    """Unguessable, and never used before. It begins with a letter or a digit: to a shell, "-" begins an option."""
+    while not (drawn := secrets.token_urlsafe(STREAM_ID_BYTES))[0].isalnum():
+        pass
+    return drawn
 
 
 class Busy(Exception):

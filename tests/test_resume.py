@@ -291,6 +291,21 @@ class TestPolling:
         name = whole(server).header("x-stream-id")
         server.ask("GET", f"/v1/streams/{name}?{query}", None, [JSON]).error(400)
 
+    def test_not_where_resuming_is_off(self) -> None:
+        """Nobody is connected between two polls, and such a stream would end there: it isn't begun. A poll beside a
+        reader is answered, and takes nothing from it."""
+        with Server("--resume-ttl", "0", "--synthetic-step-ms", "5") as server, server.connect() as client:
+            error = server.ask("GET", "/v1/generate?prompt=poll", None, [JSON]).error(400)
+            assert (error["code"], error["param"]) == ("polling_off", "Accept")
+            assert "--resume-ttl" in error["message"]
+            client.request("POST", CHAT, chat("read", stream=True, max_tokens=COUNT))
+            name = client.begin("POST").header("x-stream-id")
+            client.read_events(3)
+            assert self._poll(server, str(name), "after=-1")["events"]
+            assert words(client.finish().text()) == COUNT
+            ended = outcomes(wait_idle(server))
+            assert (ended["refused"], ended["length"], ended["cancelled"]) == (1, 1, 0)
+
     @staticmethod
     def _poll(server: Server, name: str, query: str) -> Any:
         return server.ask("GET", f"/v1/streams/{name}?{query}", None, [JSON]).json()

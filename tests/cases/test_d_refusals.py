@@ -5,6 +5,7 @@ A refusal is a whole answer in OpenAI's shape that names the field, before any b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
@@ -369,6 +370,18 @@ class TestD18Errors:
         body = b'{"prompt":"x","max_tokens":1}'
         assert server.ask("POST", COMPLETIONS, body, [("Content-Type", kind)]).status == 200
         assert server.ask("POST", COMPLETIONS, body).status == 200
+
+    @pytest.mark.parametrize("charset", ["latin-1", "ISO-8859-1", "utf-16", "x"])
+    def test_a_charset_has_no_effect(self, server: Server, charset: str) -> None:
+        """RFC 8259 8.1 and 11: JSON is UTF-8, and what a charset says of it is void. What isn't UTF-8 is never read as
+        something else."""
+        kind = [("Content-Type", f"application/json; charset={charset}")]
+        body = chat("café", model="none")
+        unknown = server.ask("POST", CHAT, json.dumps(body, ensure_ascii=False).encode(), kind).error(404)
+        assert unknown["code"] == "model_not_found"
+        for encoding in ("latin-1", "utf-16"):
+            text = json.dumps(body, ensure_ascii=False).encode(encoding)
+            assert server.ask("POST", CHAT, text, kind).error(400)["code"] == "invalid_json"
 
     def test_overload(self) -> None:
         with (

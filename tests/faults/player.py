@@ -90,6 +90,10 @@ class Player:
     def _begin_polling(self) -> Ledger | None:
         method, target, _ = request(self._story.ask, stream=True)
         answer = self._server.ask(method, target, None, [("Accept", "application/json"), *self._stage.headers])
+        if self._stage.plan.setting.resume_ttl_s == 0 and answer.status == 400:
+            assert answer.error(400)["code"] == "polling_off"
+            self._stage.count("refused polls")
+            return None
         if answer.status != 202:
             self._stage.refused(answer.status, bytes(answer.body))
             return None

@@ -147,6 +147,12 @@ class Watched:
         self._of(call).heads_sent += 1
         self._program.sent(call, status)
 
+    def left(self, call: Call) -> None:
+        """See Program."""
+        asked = self._of(call)
+        assert asked.answering or not asked.heads_sent, "left behind its answer"
+        self._program.left(call)
+
     def _marked(self, call: Call | None, answer: Answer) -> Answer:
         number = b"none" if call is None else b"%d" % self._of(call).number
         return replace(answer, headers=(*answer.headers, (oracle.MARK, number)))

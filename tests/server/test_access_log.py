@@ -60,6 +60,22 @@ def test_an_answer_has_its_line_and_no_query() -> None:
     ]
 
 
+def test_a_generation_that_never_began_has_a_line_with_its_outcome() -> None:
+    log = Log()
+    log.log.unbegun(call("/v1/ws", api="websocket", key="alice"), "cancelled", 409)
+    (record,) = log.records
+    del record["time"]
+    assert record == {
+        "event": "request",
+        "request_id": "req-1",
+        "client": "127.0.0.1",
+        "api": "websocket",
+        "outcome": "cancelled",
+        "status": 409,
+        "key": "alice",
+    }
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
 def test_probes_write_none(path: str) -> None:
     log = Log()

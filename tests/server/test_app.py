@@ -306,3 +306,28 @@ def test_refusals_are_counted_once() -> None:
     program.malformed(asked, 413, "and more")
     assert metrics.started["completions"] == metrics.ended["completions", "refused"] == 1
     assert sum(metrics.started.values()) == 1
+
+
+@pytest.mark.parametrize("line", ["POST /v1/completions", "GET /v1/models"])
+def test_a_client_that_left_before_its_answer_has_its_line_and_counts_once(
+    capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    metrics = Metrics()
+    log = AccessLog("text", clock=lambda: 0.0)
+    program = App(cast(Generation, Unused()), metrics, Keys(None), Policy(), log, engine_up=lambda: True)
+    asked = call(line, "Content-Type: application/json")
+    assert program.refuse(asked) is None
+    program.left(asked)
+    generates = "completions" in line
+    assert metrics.started["completions"] == metrics.ended["completions", "cancelled"] == generates
+    assert sum(metrics.started.values()) == generates
+    (written,) = capsys.readouterr().err.splitlines()
+    assert " status=499 " in written
+    came_back = call("POST /v1/completions", "Content-Type: application/json")
+    program.refuse(came_back)
+    came_back.stream_id = "known"
+    program.left(came_back)
+    came_back.began = True  # the stream writes its line when it ends
+    program.left(came_back)
+    assert sum(metrics.started.values()) == generates
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -318,6 +318,7 @@ class TestEnd:
         side.loop.rest()
         assert not side.connection.busy
         assert side.program.go_on.cancelled()
+        assert side.program.left_behind == ["/wait"]
 
     def test_an_error_of_the_connection_cancels_all(self, side: Side, http2: Http2Side) -> None:
         http2.send(head(1, "/wait"))
