@@ -372,7 +372,7 @@ class Connection(asyncio.Protocol):
 
     def put_off_ping(self) -> None:
         """Something was written."""
-        self._keepalive.set(self.host.deadlines.keepalive_s)
+        self._keepalive.put_off(self.host.deadlines.keepalive_s)
 
     def _on_quiet(self) -> None:
         channel = self._channel

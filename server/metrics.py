@@ -40,10 +40,10 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one observation."""
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Count an observation, made so many times."""
+        self._counts[bisect_left(self._bounds, seconds)] += times
+        self._sum += seconds * times
 
     def family(self, name: str, text: str) -> HistogramMetricFamily:
         """As Prometheus wants it: cumulative buckets."""

@@ -56,19 +56,19 @@ class ClientReader:
     def pump(self) -> None:
         """Write what is new, as far as the channel takes it."""
         channel, stream, log = self.channel, self.stream, self.stream.log
-        while channel.writable and self.cursor < log.end:
-            stop = min(log.end, self.cursor + self.burst_events)
+        cursor, end = self.cursor, log.end
+        while cursor < end and channel.writable:
+            start, cursor = cursor, min(end, cursor + self.burst_events)
             try:
-                events = log.slice(self.cursor, stop)
+                events = log.slice(start, cursor)
             except LookupError:  # it was so slow, beside a faster reader, that its events are gone
                 self.leave()
                 channel.cut()
                 return
-            data = self.framing.render(events, self.cursor)
-            self.cursor = stop
-            if data:
+            self.cursor = cursor
+            if data := self.framing.render(events, start):
                 channel.write(data)
-        if self.cursor < log.end:
+        if cursor < end:
             return
         if stream.outcome is None:
             if channel.writable:

@@ -138,6 +138,7 @@ class Choice:
     sequence_id: int = 0  # the engine's name for it; a new one after the engine's death
     generated: array[int] = field(default_factory=lambda: array("I"))  # a list would take ten times the memory
     credit: int = 0
+    due: int = 0  # with so many generated ids it needs its next credit
     reason: str = ""  # set when it ended: stop, length, …
     matched_stop: str | None = None
     admitted: bool = False
@@ -287,9 +288,7 @@ class Stream:
 
     def append(self, event: Event) -> None:
         """Add to the log; the readers see it at the next `wake`."""
-        before = self.log.size
-        self.log.append(event)
-        self.table.log_bytes += self.log.size - before
+        self.table.log_bytes += self.log.append(event)
 
     def wake(self) -> None:
         """Let every reader take what is new. Our own mistake in one of them ends that one, and not the step that all
@@ -318,12 +317,12 @@ class Stream:
 
     def renew(self) -> None:
         """A reader has read everything: let the engine run a window ahead of it. Granted in halves of a window."""
-        self.log.keep_from = self.log.end
-        window = self.table.limits.credit_window
+        log = self.log
+        log.keep_from = log.end
         for choice in self.choices:
             made = len(choice.generated)
-            if choice.credit - made <= window // 2 and not choice.reason:
-                self.table.grant(choice, made + window)
+            if made >= choice.due and not choice.reason:
+                self.table.grant(choice, made + self.table.limits.credit_window)
 
     def finish(self, end: Outcome) -> None:
         """Give the stream its one outcome, and free all that it holds. The first call wins; later ones do nothing."""

@@ -131,6 +131,7 @@ class StreamTable:
         self._choices: dict[int, Choice] = {}  # by sequence id
         self._sequence_ids = count(1)
         self._queued = 0  # sequences that were not admitted yet
+        self._stepped_at = -1.0  # when the latest step came
         self._gone: dict[str, str] = {}  # ids of streams that were dropped, and their keys, oldest first
         self._returning: Callable[[], None] | None = None  # cancels the wait for an engine
 
@@ -166,6 +167,7 @@ class StreamTable:
                 text=self._text_of(part, text),
                 parser=part.calls.parser() if part.calls else None,
                 credit=self.limits.credit_window,
+                due=self.limits.credit_window - self.limits.credit_window // 2,
                 shown=[] if collect else None,
                 logprobs=[] if collect else None,
             )
@@ -261,7 +263,8 @@ class StreamTable:
         logprobs = {best.index: best for best in step.logprobs} if step.logprobs else None
         unshown = {end.id for end in step.ends if end.by_token} if step.ends else ()
         choices = self._choices
-        discarded = 0
+        before = self._stepped_at
+        discarded = steady = 0
         for index, (sequence_id, token) in enumerate(zip(step.ids, step.tokens, strict=True)):
             choice = choices.get(sequence_id)
             if choice is None:
@@ -271,7 +274,11 @@ class StreamTable:
             if not stream.touched:
                 stream.touched = True
                 touched.append(stream)
-                self._observe(stream, now)  # before it can end: its access line holds the time to the first token
+                if stream.last_token_at == before:
+                    steady += 1
+                else:
+                    self._observe(stream, now)  # before it can end: its access line holds the time to the first token
+                stream.last_token_at = now
             if sequence_id in unshown:
                 choice.generated.append(token)  # it counts, and ends the text without being any
             else:
@@ -280,6 +287,9 @@ class StreamTable:
                         self._stopped(choice)
                 except Exception:  # our own mistake ends this stream, not the step that all share
                     self._fail(stream)
+        self._stepped_at = now
+        if steady:  # most streams had a token in the step before, and the same time passed for all of them
+            self._metrics.itl.observe(now - before, steady)
         self._metrics.generated_tokens += len(step.ids) - discarded
         self._metrics.discarded_tokens += discarded
         for end in step.ends:
@@ -306,7 +316,6 @@ class StreamTable:
         else:
             stream.first_token_at = now
             self._metrics.ttft.observe(now - stream.created)
-        stream.last_token_at = now
 
     def _admit(self, choice: Choice, admitted: Admitted) -> None:
         if choice.admitted:
@@ -338,6 +347,7 @@ class StreamTable:
     def grant(self, choice: Choice, total: int) -> None:
         """Let a sequence reach `total` generated tokens."""
         choice.credit = total
+        choice.due = total - self.limits.credit_window // 2
         if choice.sequence_id in self._choices:
             self.engine.credit(choice.sequence_id, total)
 

@@ -441,6 +441,17 @@ def test_latencies_are_observed_once_a_step_for_each_stream() -> None:
     ]
 
 
+def test_a_stream_that_missed_a_step_has_its_own_latency() -> None:
+    rig = Rig()
+    steady, late = rig.open(), rig.open()
+    ids = [client.stream.choices[0].sequence_id for client in (steady, late)]
+    for in_step in (ids, ids[:1], ids, ids):
+        rig.table.on_step(rig.engine.tokens([(id_, 65) for id_ in in_step]))
+        rig.clock.advance(0.1)
+    itl = rig.metrics.itl
+    assert (sum(itl._counts), round(itl._sum, 6)) == (5, 0.6)  # 0.1 four times, 0.2 over the missed step
+
+
 def test_our_own_mistake_ends_its_stream_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     broken, other = rig.open(), rig.open()
