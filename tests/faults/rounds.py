@@ -100,9 +100,10 @@ def _at_rest(stage: Stage, watched: WatchedServer) -> Before:
 
 def _ask_once(stage: Stage) -> None:
     method, target, body = request(WARM_UP, stream=True)
+    asked_at = time.monotonic()
     answer = stage.server.ask(method, target, body, stage.headers)
     assert (answer.status, answer.end) == (200, "whole"), (answer.status, bytes(answer.body))
-    stage.ledger(answer.header("x-stream-id") or "", WARM_UP).told("length", WARM_UP.max_tokens)
+    stage.ledger(answer.header("x-stream-id") or "", WARM_UP, asked_at).told("length", WARM_UP.max_tokens)
     assert answer.text() == stage.oracle.expected(WARM_UP).texts[0]
 
 
@@ -187,6 +188,7 @@ def _check_alive(stage: Stage) -> None:
         return  # slots that deadlines free can't be counted
     ask = Ask("chat", WAITS, max_tokens=10)
     method, target, body = request(ask, stream=True)
+    asked_at = time.monotonic()
     with ExitStack() as stack:
         names = []
         for number in range(setting.key_streams + 1):
@@ -196,7 +198,7 @@ def _check_alive(stage: Stage) -> None:
             assert answer.status == (200 if number < setting.key_streams else 429), (number, answer.status)
             names.append(answer.header("x-stream-id"))
         for name in filter(None, names):
-            stage.ledger(name, ask).cancelled = True
+            stage.ledger(name, ask, asked_at).cancelled = True
             assert server.ask("DELETE", f"/v1/streams/{name}", None, stage.headers).status in (200, 410)
 
 
