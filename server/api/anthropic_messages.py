@@ -15,77 +15,73 @@ from typing import Any
 import msgspec
 
 from engine.wire import Logprob
-from protocols.escape import json_value
 from server import outcome as outcomes
 from server.api import anthropic_errors
+from server.api.anthropic_blocks import TEXT_FRAME, Blocks, event
 from server.api.anthropic_prompt import encode_prompt
+from server.api.anthropic_tools import tool_use
 from server.api.anthropic_types import parse_count, parse_messages
 from server.api.generation import Generation
+from server.api.tool_use import call_format
 from server.http import Call, Response, Streaming, json_response
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Frame, Stream
+from server.stream import Choice, Stream
 from server.table import new_stream_id
 from server.tools.pieces import Piece
 
 STOP_REASONS = {outcomes.STOP: "end_turn", outcomes.LENGTH: "max_tokens", outcomes.TOOL_CALLS: "tool_use"}
-TEXT_DELTA = b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"'
 
 
 class MessagesGrammar:
-    """Messages and their events. They have one choice, and a text is one block."""
+    """Messages and their events; they have one choice. `may_call`: its text may call tools. `keep`: it is answered in
+    one piece."""
 
     api = "messages"
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, model: str, prompt_tokens: int) -> None:
+    def __init__(self, model: str, prompt_tokens: int, *, may_call: bool = False, keep: bool = False) -> None:
         self.stream_id = new_stream_id()
-        self.frames = [Frame(TEXT_DELTA, b'"}}', "content_block_delta")]
+        self.frames = [TEXT_FRAME]
         self._model = model
         self._prompt_tokens = prompt_tokens
+        self._may_call = may_call
+        self._blocks = Blocks(keep=keep and may_call)
 
     def opening(self) -> list[Event]:
-        """The message without content, and its block of text."""
-        usage = _usage(self._prompt_tokens, 0, 0)
-        message = self._message([], None, None, usage)
-        block = {"type": "text", "text": ""}
-        return [
-            _event("message_start", message=message),
-            _event("content_block_start", index=0, content_block=block),
-        ]
+        """The message without content, and its block of text, if it is sure to be one."""
+        message = self._message([], None, None, _usage(self._prompt_tokens, 0, 0))
+        return [event("message_start", message=message), *([] if self._may_call else self._blocks.begin_text())]
 
     def with_logprobs(self, choice: Choice, text: bytes, logprob: Logprob) -> bytes:
         """This API shows none, so none are asked for."""
-        raise NotImplementedError
-
-    def pieces(self, choice: Choice, piece: Piece) -> list[Event]:
-        """Its requests have no tools yet."""
         raise NotImplementedError
 
     def prompt_told(self, choice: Choice) -> list[Event]:
         """Likewise."""
         return []
 
+    def pieces(self, choice: Choice, piece: Piece) -> list[Event]:
+        """Blocks of text and of calls."""
+        return self._blocks.take(piece)
+
     def choice_end(self, choice: Choice) -> list[Event]:
-        """The end of the block of text, and of the message."""
+        """The end of the last block, and of the message."""
         reason, sequence = _stop(choice)
-        usage = _usage_of(choice.stream)
-        return [
-            _event("content_block_stop", index=0),
-            _event("message_delta", delta={"stop_reason": reason, "stop_sequence": sequence}, usage=usage),
-        ]
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        return [*self._blocks.end(), event("message_delta", delta=delta, usage=_usage_of(choice.stream))]
 
     def closing(self, stream: Stream, end: Outcome) -> list[Event]:
         """The terminator, or the error."""
         if end.success:
-            return [_event("message_stop")]
+            return [event("message_stop")]
         return [Event(-1, b"", self.failure(stream, end), "error")]
 
     def whole(self, stream: Stream) -> bytes:
         """One message object."""
         (choice,) = stream.choices
-        text = "".join(choice.shown or ())
-        content = [{"type": "text", "text": text}]
+        text = {"type": "text", "text": "".join(choice.shown or ())}
+        content = self._blocks.content if self._may_call else [text]
         return msgspec.json.encode(self._message(content, *_stop(choice), _usage_of(stream)))
 
     def failure(self, stream: Stream, end: Outcome) -> bytes:
@@ -105,10 +101,6 @@ class MessagesGrammar:
             "stop_sequence": sequence,
             "usage": usage,
         }
-
-
-def _event(name: str, **fields: Any) -> Event:
-    return Event(-1, b"", json_value({"type": name, **fields}), name)
 
 
 def _stop(choice: Choice) -> tuple[str, str | None]:
@@ -135,13 +127,16 @@ async def messages(generation: Generation, call: Call) -> Response | Streaming:
     """POST /v1/messages. Raises ApiError."""
     request, fields = parse_messages(call.body)
     generation.check_model(request.model)
-    prompt = await encode_prompt(generation, request)
-    parts = generation.parts(fields, [prompt], max_tokens=request.max_tokens, param="messages")
-    return await generation.answer(call, fields, MessagesGrammar(generation.model.name, len(prompt)), parts)
+    use = tool_use(request)
+    calls = call_format(generation.model, use)
+    prompt = await encode_prompt(generation, request, use)
+    parts = generation.parts(fields, [prompt], max_tokens=request.max_tokens, param="messages", calls=calls)
+    grammar = MessagesGrammar(generation.model.name, len(prompt), may_call=calls is not None, keep=not request.stream)
+    return await generation.answer(call, fields, grammar, parts)
 
 
 async def count_tokens(generation: Generation, call: Call) -> Response:
     """POST /v1/messages/count_tokens. Raises ApiError."""
     request = parse_count(call.body)
     generation.check_model(request.model)
-    return json_response({"input_tokens": len(await encode_prompt(generation, request))})
+    return json_response({"input_tokens": len(await encode_prompt(generation, request, tool_use(request)))})

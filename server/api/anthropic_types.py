@@ -34,6 +34,15 @@ class TextBlock(Block, tag="text", kw_only=True):
     citations: list[Any] | None = None
 
 
+class ToolUseBlock(Block, tag="tool_use", kw_only=True):
+    """A call of the assistant's."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Any = None  # who called; other providers' answers say so
+
+
 class UnreadBlock(msgspec.Struct, tag_field="type"):
     """What no model here can read."""
 
@@ -54,11 +63,48 @@ class RedactedThinkingBlock(UnreadBlock, tag="redacted_thinking"):
     """The same, encrypted."""
 
 
+UnreadBlocks = ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkingBlock
+
+
+class ToolResultBlock(Block, tag="tool_result", kw_only=True):
+    """The answer to a call."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    is_error: bool | None = None
+
+
+AnyBlock = TextBlock | ToolUseBlock | ToolResultBlock | UnreadBlocks
+
+
 class Turn(msgspec.Struct, forbid_unknown_fields=True):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkingBlock]
+    content: str | list[AnyBlock]
+
+
+class ToolParam(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool of the client's. The last fields are refused unless they say nothing."""
+
+    name: str
+    input_schema: dict[str, Any]  # JSON Schema
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None  # ours always streams
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    input_examples: list[Any] | None = None
+    allowed_callers: list[str] | None = None
+
+
+class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whether calls may come (auto), must (any, or the one that is named) or must not (none)."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class Metadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,12 +134,12 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     system: str | list[TextBlock] | None = None
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoice | None = None
     # Refused unless they say nothing.
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: Any = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
     mcp_servers: list[Any] | None = None
     context_management: Any = None
 
@@ -119,8 +165,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 # Of each field that is refused, the values that mean "off", beside null.
 _OFF: dict[str, Any] = {
     "output_format": (),
-    "tools": ([],),
-    "tool_choice": ({"type": "none"}, {"type": "auto"}),
     "mcp_servers": ([],),
     "context_management": (),
     "container": (),

@@ -79,7 +79,7 @@ class Generation:
         tokenizer, template = self.model.tokenizer, self.model.template
         shown: Sequence[Turn] = turns if template.takes_tools else written(turns, tools)
         options["tools"] = tools
-        size = sum(len(turn["content"]) for turn in turns) + (len(msgspec.json.encode(tools)) if tools else 0)
+        size = sum(map(_chars, turns)) + (len(msgspec.json.encode(tools)) if tools else 0)
         try:
             return await self.encode_sized(size, lambda: encode_chat(tokenizer, template, shown, **options), param)
         except ChatError as error:
@@ -250,6 +250,12 @@ def framing_named(accept: str) -> str | None:
         if kind is not None:
             return kind
     return None
+
+
+def _chars(turn: dict[str, Any]) -> int:
+    """About as many as a template writes, or fewer."""
+    calls = turn.get("tool_calls")
+    return len(turn["content"]) + (len(msgspec.json.encode(calls)) if calls else 0)
 
 
 def _check_prompt(prompt: list[int], limit: int, param: str) -> None:

@@ -74,7 +74,7 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
     assert whole["stop_reason"]
     for block in content:
         if "json" in block:
-            block["input"] = json.loads(block.pop("json") or "{}")
+            block["input"] = json.loads(block.pop("json")) if whole["stop_reason"] != "max_tokens" else {}
     return whole
 
 

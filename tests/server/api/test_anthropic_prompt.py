@@ -34,7 +34,7 @@ def shown(*turns: tuple[str, Any], **fields: Any) -> list[tuple[str, str]]:
 def prompt(*turns: tuple[str, Any], **fields: Any) -> str:
     rig = Rig()
     generation = Generation(rig.table, Model("model", hello(), rig.tokenizer, TEMPLATE, 0))
-    return bytes(asyncio.run(encode_prompt(generation, request_of(*turns, **fields)))).decode()
+    return bytes(asyncio.run(encode_prompt(generation, request_of(*turns, **fields), None))).decode()
 
 
 def text(*texts: str) -> list[dict[str, Any]]:
@@ -88,3 +88,53 @@ def test_what_can_not_be_a_prompt_is_refused_with_its_path(turns: list[tuple[str
     with pytest.raises(ApiError) as refused:
         prompt(*turns)
     assert (refused.value.status, refused.value.param) == (400, path)
+
+
+# Tools
+
+
+def called(id_: str, name: str = "f", **input_: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id_, "name": name, "input": input_}
+
+
+def answered(id_: str, content: Any = "x", **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": id_, "content": content, **fields}
+
+
+def test_calls_and_their_answers_are_what_templates_take() -> None:
+    turns = turns_of(
+        request_of(
+            (USER, "q"),
+            (ASSISTANT, [*text("so"), called("a", x=1), called("b", "g")]),
+            (USER, [answered("b", text("one", "two")), answered("a", "no", is_error=True), *text("and?")]),
+        )
+    )
+    assert turns == [
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": "so",
+            "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+                {"id": "b", "type": "function", "function": {"name": "g", "arguments": {}}},
+            ],
+        },
+        {"role": "tool", "content": "one\ntwo", "tool_call_id": "b", "name": "g"},
+        {"role": "tool", "content": "Error: no", "tool_call_id": "a", "name": "f"},
+        {"role": "user", "content": "and?"},
+    ]
+
+
+def test_answers_may_come_in_several_turns() -> None:
+    turns = turns_of(
+        request_of(
+            (USER, "q"), (ASSISTANT, [called("a"), called("b")]), (USER, [answered("a")]), (USER, [answered("b")])
+        )
+    )
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "tool"]
+
+
+@pytest.mark.parametrize("nothing", [None, "", []])
+def test_an_answer_may_be_empty(nothing: Any) -> None:
+    turns = turns_of(request_of((USER, "q"), (ASSISTANT, [called("a")]), (USER, [answered("a", nothing)])))
+    assert turns[-1]["content"] == ""

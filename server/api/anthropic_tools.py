@@ -1,0 +1,47 @@
+"""What a request of the Anthropic API says about tools, in the terms of server.api.tool_use."""
+
+from __future__ import annotations
+
+import re
+
+from server.api.anthropic_types import CountTokensRequest, ToolParam
+from server.api.errors import invalid
+from server.api.tool_use import AUTO, TOOLS_MAX, Tool, ToolUse
+
+_name = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+# Of each field of a tool that is refused, the values that mean "off", beside null.
+_OFF = {"strict": (False,), "defer_loading": (False,), "input_examples": ([],), "allowed_callers": (["direct"],)}
+
+
+def tool_use(request: CountTokensRequest) -> ToolUse | None:
+    """How the answer may call tools; None when it can't. Raises ApiError."""
+    given, choice = request.tools or [], request.tool_choice
+    if len(given) > TOOLS_MAX:
+        raise invalid("tools", f"tools holds {len(given)}; at most {TOOLS_MAX} are allowed")
+    tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(given)]
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise invalid(f"tools.{index}.name", f"there are two tools named {name!r}")
+    kind = choice.type if choice else "auto"
+    if choice and (choice.name is not None) != (kind == "tool"):
+        raise invalid("tool_choice.name", "a name goes with the type 'tool', and only with that")
+    if choice and kind == "tool" and choice.name not in names:
+        raise invalid("tool_choice.name", f"there is no tool named {choice.name!r}")
+    if kind == "any" and not tools:
+        raise invalid("tool_choice", "tool_choice is 'any', and there are no tools")
+    if kind in ("any", "tool"):
+        raise invalid("tool_choice.type", f"{kind!r} is not supported: a call can't be required yet, only allowed")
+    if kind == "none" or not tools:
+        return None
+    return ToolUse(tuple(tools), AUTO, parallel=not (choice and choice.disable_parallel_tool_use))
+
+
+def _tool(tool: ToolParam, path: str) -> Tool:
+    if not _name.fullmatch(tool.name):
+        raise invalid(f"{path}.name", "a tool's name has 1 to 128 letters, digits, underscores, dots or dashes")
+    for name, off in _OFF.items():
+        value = getattr(tool, name)
+        if value is not None and value not in off:
+            raise invalid(f"{path}.{name}", f"{name} is not supported")
+    return Tool(tool.name, tool.description, tool.input_schema)
