@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.clients.conftest import FOLDER
-from tests.clients.scripts import FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
+from tests.clients.scripts import CALLING, FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
 from tests.support.cutter import Cutter
 from tests.support.messages import message, text_of
 from tests.support.serving import DEADLINE_S, Server, chat, joined
@@ -103,6 +103,15 @@ def test_anthropic(server: Server, node: str, prompt: str) -> None:
     for usage in (streamed["usage"], whole["usage"]):
         assert usage["input_tokens"] + usage["cache_read_input_tokens"] == got["count"]
     assert streamed["usage"]["output_tokens"] == whole["usage"]["output_tokens"] > 0
+
+
+def test_anthropic_calls_a_tool(server: Server, node: str) -> None:
+    tool = {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    got = _read(node, "anthropic", server.url, message(CALLING, tools=[tool]))
+    for found in (got["streamed"], got["whole"]):
+        text, call = found["content"]
+        assert (text["text"], call["name"], call["input"]) == ("Let me see.", "get_weather", {"city": "Paris 😀"})
+        assert found["stop_reason"] == "tool_use"
 
 
 def test_anthropic_sees_an_error_in_the_stream(server: Server, node: str) -> None:
