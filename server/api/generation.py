@@ -187,11 +187,7 @@ class Generation:
     ) -> Response | Streaming:
         """Start a stream and answer with it, piece by piece or whole. Raises ApiError."""
         if request.stream:
-            kind = framing_named(call.header(b"accept")) or SSE
-            if kind == PLAIN:
-                check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
-                if parts[0].calls is not None:
-                    raise errors.invalid("tools", "text/plain shows text only; take SSE or NDJSON to see calls")
+            kind = framing_asked(call, parts)
             stream = self.start(call, request, grammar, parts, collect=False)
             return streaming(stream, kind)
         return await collected(call, self.start(call, request, grammar, parts, collect=True))
@@ -208,6 +204,16 @@ async def collected(call: Call, stream: Stream) -> Response:
             stream.finish(Outcome(CANCELLED, "the client left"))
         raise
     return whole(stream)
+
+
+def framing_asked(call: Call, parts: list[Part]) -> str:
+    """The framing of a new stream. Raises ApiError for one that can't show it."""
+    kind = framing_named(call.header(b"accept")) or SSE
+    if kind == PLAIN:
+        check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
+        if parts[0].calls is not None:
+            raise errors.invalid("tools", "text/plain shows text only; take SSE or NDJSON to see calls")
+    return kind
 
 
 def check_one_choice(parts: list[Part], message: str) -> None:

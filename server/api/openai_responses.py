@@ -11,18 +11,20 @@ from protocols.escape import json_value
 from server.api import streams
 from server.api.errors import ApiError, invalid
 from server.api.generate import query_fields
-from server.api.generation import SSE, Generation, collected, framing_named, streaming
-from server.api.openai_turns import turns_of
+from server.api.generation import SSE, Generation, collected, framing_asked, framing_named, streaming
 from server.api.response_grammar import ResponseGrammar
-from server.api.response_items import Item, chat_of, read_items
+from server.api.response_items import Item, read_items, turns_of
 from server.api.response_store import ResponseStore, Stored
+from server.api.response_tools import response_tool_use
 from server.api.response_types import LOGPROBS, ResponseRequest, parse_response
+from server.api.tool_use import call_format
 from server.api.types import MESSAGES_MAX
 from server.http import Call, Response, Streaming, json_response
 from server.metrics import Metrics
 from server.outcome import CANCELLED, Outcome
 from server.readers import Background
 from server.stream import Stream
+from server.tools.formats import CallFormat
 
 ITEMS_PAGE, ITEMS_PAGE_MAX = 20, 100  # OpenAI's own
 
@@ -34,22 +36,21 @@ async def create(generation: Generation, call: Call) -> Response | Streaming:
     items = _earlier(generation.responses, call, request.previous_response_id) + read_items(request.input)
     if len(items) > MESSAGES_MAX:
         raise invalid("input", f"the conversation holds {len(items)} items; at most {MESSAGES_MAX} are allowed")
-    prompt = await generation.encode_turns(turns_of(chat_of(items, request.instructions)), "input")
-    grammar = ResponseGrammar(request, generation.model.name, generation.model.tokenizer)
-    parts = generation.parts(
-        request, [prompt], max_tokens=request.max_output_tokens, logprobs=_logprobs(request), param="input"
-    )
+    calls = call_format(generation.model, use := response_tool_use(request))
+    logprobs = _logprobs(request, calls)
+    turns = turns_of(items, request.instructions)
+    prompt = await generation.encode_turns(turns, "input", tools=use.shown if use else None)
+    model, limit = generation.model, request.max_output_tokens
+    grammar = ResponseGrammar(request, model.name, model.tokenizer, may_call=calls is not None)
+    parts = generation.parts(request, [prompt], max_tokens=limit, logprobs=logprobs, param="input", calls=calls)
+    kind = framing_asked(call, parts) if request.stream else ""
     stream = generation.start(call, request, grammar, parts, collect=True)
     if grammar.response.store:
         generation.responses.keep(grammar.response_id, json_value(items), stream)
-    return await _answer(call, request, stream)
-
-
-async def _answer(call: Call, request: ResponseRequest, stream: Stream) -> Response | Streaming:
     if request.background:
         Background(stream).begin()
     if request.stream:
-        return streaming(stream, framing_named(call.header(b"accept")) or SSE)
+        return streaming(stream, kind)
     return _as_it_is(stream) if request.background else await collected(call, stream)
 
 
@@ -63,9 +64,16 @@ def _as_it_is(stream: Stream) -> Response:
     return Response(200, stream.grammar.whole(stream), headers=((b"X-Stream-Id", stream.id.encode()),))
 
 
-def _logprobs(request: ResponseRequest) -> int:
+def _logprobs(request: ResponseRequest, calls: CallFormat | None) -> int:
     count = request.top_logprobs or 0
-    return count if count or LOGPROBS in (request.include or ()) else -1
+    if not count and LOGPROBS not in (request.include or ()):
+        return -1
+    if calls is not None:
+        param = "top_logprobs" if count else "include"
+        raise invalid(
+            param, "log probabilities are not shown of an answer that may call tools", "unsupported_parameter"
+        )
+    return count
 
 
 def _earlier(store: ResponseStore, call: Call, id: str | None) -> list[Item]:

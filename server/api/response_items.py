@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from server.api.errors import invalid
-from server.api.types import Message, convert_at
+from server.api.types import convert_at
 
 ITEM_ID_BYTES = 18  # as long as a stream's
 
@@ -22,6 +22,27 @@ class MessageItem(msgspec.Struct, forbid_unknown_fields=True):
     id: str | None = None
     status: str | None = None
     phase: str | None = None
+
+
+class FunctionCallItem(msgspec.Struct, forbid_unknown_fields=True):
+    """A call that an earlier answer made."""
+
+    call_id: str
+    name: str
+    arguments: str
+    type: Literal["function_call"] = "function_call"
+    id: str | None = None
+    status: str | None = None
+
+
+class FunctionOutputItem(msgspec.Struct, forbid_unknown_fields=True):
+    """What came of a call."""
+
+    call_id: str
+    output: str | list[Any]
+    type: Literal["function_call_output"] = "function_call_output"
+    id: str | None = None
+    status: str | None = None
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,6 +91,10 @@ def _read_item(item: Any, path: str) -> Item:
     kind = item.get("type", "message")
     if kind == "message":
         return _read_message(convert_at(item, MessageItem, path), path)
+    if kind == "function_call":
+        return _read_call(convert_at(item, FunctionCallItem, path), path)
+    if kind == "function_call_output":
+        return _read_output(convert_at(item, FunctionOutputItem, path), path)
     raise invalid(f"{path}.type", f"{str(kind)[:40]!r} items are not supported", "unsupported_parameter")
 
 
@@ -89,6 +114,36 @@ def _read_message(message: MessageItem, path: str) -> Item:
     return item
 
 
+def _read_call(call: FunctionCallItem, path: str) -> Item:
+    try:
+        arguments = msgspec.json.decode(call.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise invalid(f"{path}.arguments", "the arguments of a call are a JSON object, as a string")
+    return {
+        "id": call.id or new_item_id("fc"),
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+def _read_output(item: FunctionOutputItem, path: str) -> Item:
+    output = item.output
+    if not isinstance(output, str):
+        output = "\n".join(_text(part, f"{path}.output.{i}") for i, part in enumerate(output))
+    return {
+        "id": item.id or new_item_id("fc"),
+        "type": "function_call_output",
+        "status": "completed",
+        "call_id": item.call_id,
+        "output": output,
+    }
+
+
 def _part(kind: str, text: str) -> dict[str, Any]:
     part: dict[str, Any] = {"type": kind, "text": text}
     return part if kind == "input_text" else {**part, "annotations": [], "logprobs": []}
@@ -104,10 +159,24 @@ def _text(part: Any, path: str) -> str:
     return read.text if isinstance(read, TextPart) else read.refusal
 
 
-def chat_of(items: list[Item], instructions: str | None) -> list[Message]:
-    """The messages of a conversation; `instructions` come first, as the system's."""
-    messages = [] if instructions is None else [Message(role="system", content=instructions)]
+def turns_of(items: list[Item], instructions: str | None) -> list[dict[str, Any]]:
+    """A conversation's turns, as chat templates take them; `instructions` come first, as the system's. Calls belong to
+    the assistant's turn before them."""
+    turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
-        text = "\n".join(part["text"] for part in item["content"])
-        messages.append(Message(role=item["role"], content=text))
-    return messages
+        if item["type"] == "function_call":
+            if not turns or turns[-1]["role"] != "assistant":
+                turns.append({"role": "assistant", "content": ""})
+            turns[-1].setdefault("tool_calls", []).append(_call(item))
+        elif item["type"] == "function_call_output":
+            turns.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
+        else:
+            role = "system" if item["role"] == "developer" else item["role"]
+            turns.append({"role": role, "content": "\n".join(part["text"] for part in item["content"])})
+    return turns
+
+
+def _call(item: Item) -> dict[str, Any]:
+    """Templates write the arguments as JSON themselves."""
+    arguments = msgspec.json.decode(item["arguments"] or "{}")
+    return {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": arguments}}

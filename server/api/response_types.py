@@ -56,9 +56,9 @@ class ResponseRequest(GenerationFields, kw_only=True):
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     top_logprobs: int | None = None
-    # Refused unless they say nothing.
     tools: list[Any] | None = None
     tool_choice: Any = None
+    # Refused unless they say nothing.
     truncation: str | None = None
     context_management: list[Any] | None = None
     prompt_cache_retention: str | None = None
@@ -80,8 +80,6 @@ class ResponseRequest(GenerationFields, kw_only=True):
 _OFF: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "max_tokens": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "truncation": ("disabled",),
     "context_management": ([],),
     "prompt_cache_retention": ("in_memory",),
@@ -165,6 +163,19 @@ class OutputMessage(msgspec.Struct, tag_field="type", tag="message", forbid_unkn
     role: Literal["assistant"] = "assistant"
 
 
+class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call", forbid_unknown_fields=True):
+    """A call of one of the request's tools; `arguments` is JSON."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+OutputItem = OutputMessage | FunctionCall
+
+
 class InputTokensDetails(msgspec.Struct, forbid_unknown_fields=True):
     """Nobody pays for what is written to the prefix cache, so that isn't counted."""
 
@@ -221,7 +232,7 @@ class ResponseObject(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_output_tokens: int | None
     max_tool_calls: int | None
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -231,8 +242,8 @@ class ResponseObject(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     store: bool
     temperature: float
     text: TextConfig
-    tool_choice: Any = "auto"
-    tools: list[Any] = []
+    tool_choice: Any
+    tools: list[Any]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -266,7 +277,7 @@ class OutputItemAdded(ResponseEvent, tag="response.output_item.added"):
     """An item begins."""
 
     output_index: int
-    item: OutputMessage
+    item: OutputItem
 
 
 class ContentPartAdded(ResponseEvent, tag="response.content_part.added"):
@@ -311,7 +322,23 @@ class OutputItemDone(ResponseEvent, tag="response.output_item.done"):
     """The item, whole."""
 
     output_index: int
-    item: OutputMessage
+    item: OutputItem
+
+
+class FunctionArgumentsDelta(ResponseEvent, tag="response.function_call_arguments.delta"):
+    """More of a call's arguments."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class FunctionArgumentsDone(ResponseEvent, tag="response.function_call_arguments.done"):
+    """A call's arguments, whole."""
+
+    item_id: str
+    output_index: int
+    arguments: str
 
 
 class ResponseCompleted(ResponseEvent, tag="response.completed"):
@@ -347,6 +374,8 @@ AnyResponseEvent = (
     | OutputTextDone
     | ContentPartDone
     | OutputItemDone
+    | FunctionArgumentsDelta
+    | FunctionArgumentsDone
     | ResponseCompleted
     | ResponseIncomplete
     | ResponseFailed
@@ -374,6 +403,8 @@ def begun(request: ResponseRequest, *, id: str, created_at: int, model: str) -> 
         store=request.store is not False,
         temperature=1.0 if request.temperature is None else request.temperature,
         text=TextConfig(TextFormat("text"), "medium"),
+        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+        tools=request.tools or [],
         top_logprobs=request.top_logprobs or 0,
         top_p=1.0 if request.top_p is None else request.top_p,
         user=request.user,
