@@ -64,8 +64,11 @@ CHAT = (
         "reasoning_effort": ([None], ["high"]),
         "response_format": ([{"type": "text"}, None], [{"type": "video"}, "text"]),
         "store": ([False, None], [True]),
-        "tool_choice": (["none", None], [7]),
-        "tools": ([[], None], ["x"]),
+        "tool_choice": (["none", "auto", None], [7, "x", {"type": "function", "function": {"name": "f"}}]),
+        "tools": (
+            [[], None, [{"type": "function", "function": {"name": "f", "parameters": {}}}]],
+            ["x", [{"type": "custom", "custom": {"name": "f"}}]],
+        ),
         "top_logprobs": ([None], [21, -1]),  # none without logprobs
         "verbosity": ([None], ["low"]),
         "web_search_options": ([None], [{}]),
@@ -104,7 +107,7 @@ RESPONSES = (
             [{"format": {"type": "video"}}, {"verbosity": "low"}],
         ),
         "tool_choice": (["none", "auto", None], [7]),
-        "tools": ([[], None], [[{"type": "web_search"}], "x"]),
+        "tools": ([[], None, [{"type": "function", "name": "f", "parameters": {}}]], [[{"type": "web_search"}], "x"]),
         "top_logprobs": ([0, 20, None], [21]),
         "truncation": (["disabled", None], ["auto"]),
     }

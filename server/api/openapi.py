@@ -18,6 +18,8 @@ from server.api import answers
 from server.api.anthropic_answers import AnthropicError, AnyMessageEvent, MessageObject, TokenCount
 from server.api.anthropic_types import CountTokensRequest, MessagesRequest
 from server.api.generate import GenerateRequest
+from server.api.response_items import FunctionCallItem, FunctionOutputItem, MessageItem
+from server.api.response_tools import AllowedTools, FunctionTool, NamedTool
 from server.api.response_types import AnyResponseEvent, ResponseObject, ResponseRequest
 from server.api.tokens import DetokenizeRequest, TokenizeRequest
 from server.api.types import RANGES, ChatRequest, CompletionRequest, GenerationFields
@@ -180,6 +182,11 @@ ROUTES: dict[str, dict[str, Operation]] = {
 }
 
 
+# Of fields whose parts are read one by one, with errors of their own, the types that read them.
+_ITEMS = (MessageItem, FunctionCallItem, FunctionOutputItem)
+_READ_LATER = (*_ITEMS, FunctionTool, NamedTool, AllowedTools)
+
+
 def document(paths: Iterable[tuple[str, Iterable[str]]]) -> bytes:
     """The description of the routes with these paths and methods."""
     found = [(path, method, ROUTES[path][method]) for path, methods in paths for method in methods]
@@ -218,11 +225,22 @@ class _Kinds:
         for operation in operations:
             parts = (operation.body, operation.answer, *operation.events, operation.query, operation.error)
             kinds.update(dict.fromkeys(kind for kind in parts if kind is not None and not isinstance(kind, dict)))
+        kinds.update(dict.fromkeys(_READ_LATER))
         schemas, self.components = msgspec.json.schema_components(list(kinds), ref_template=_REFERENCE)
         self._schemas = dict(zip(kinds, schemas, strict=True))
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, GenerationFields):
                 _narrow(self.components[kind.__name__]["properties"], kind)
+        self._describe_response_request()
+
+    def _describe_response_request(self) -> None:
+        properties, _ = self.properties(ResponseRequest)
+        items = {"type": "array", "minItems": 1, "items": {"anyOf": [self.of(kind) for kind in _ITEMS]}}
+        properties["input"] = {"anyOf": [{"type": "string"}, items]}
+        tools = {"type": "array", "items": self.of(FunctionTool)}
+        properties["tools"] = {"anyOf": [tools, {"type": "null"}]}
+        choices = [{"enum": _CHOICES}, self.of(NamedTool), self.of(AllowedTools)]
+        properties["tool_choice"] = {"anyOf": choices}
 
     def of(self, kind: Any) -> dict[str, Any]:
         """A type's schema, mostly a reference."""
@@ -235,12 +253,17 @@ class _Kinds:
         return schema["properties"], schema.get("required", [])
 
 
+_CHOICES = ["none", "auto", "required", None]
+
+
 def _narrow(properties: dict[str, Any], kind: type[GenerationFields]) -> None:
     for name, span in RANGES.items():
         if name in properties and "boolean" not in str(properties[name]):
             properties[name]["exclusiveMinimum" if span.open_below else "minimum"] = span.low
             if span.high is not None:
                 properties[name]["maximum"] = span.high
+    if "tool_choice" in properties:
+        properties["tool_choice"] = {"anyOf": [{"enum": _CHOICES}, {"type": "object"}]}
     for name, values in kind.off().items():
         if name in properties:
             properties[name] = {"enum": [*values, None], "description": "Not supported but for these values."}
