@@ -15,6 +15,7 @@ import resource
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ from server.config import Config
 from server.connection import Connection
 from server.echo import EchoProgram
 from server.engines import EngineFailed, EngineLink
-from server.gateway.keys import Keys, KeysError, read_keys
+from server.gateway import key_file
+from server.gateway.access import Gateway
+from server.gateway.key_file import KeysError, read_keys
+from server.gateway.keys import Keys
 from server.host import Host
 from server.http import Program
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
@@ -67,6 +71,8 @@ class Server:
         self._app: App | None = None
         self._host: Host | None = None
         self._certificates: Certificates | None = None
+        self._keys = Keys(None)
+        self._gateway: Gateway | None = None
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -74,12 +80,14 @@ class Server:
         config = self._config
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal)
-        keys = read_keys(config.api_keys) if config.api_keys else Keys(None)
+        if config.api_keys:
+            self._keys = Keys(read_keys(config.api_keys))
         if config.tls_cert and config.tls_key:
             self._certificates = Certificates(Path(config.tls_cert), Path(config.tls_key))
-            self._loop.add_signal_handler(signal.SIGHUP, self._reload_certificates, self._certificates)
+        if self._certificates or config.api_keys:
+            self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         listener = _listen(config)  # before the model is loaded: a port in use is known at once
-        program = await self._start_program(keys)
+        program = await self._start_program()
         if program is None:
             return 0
         host = self._host = Host(
@@ -93,6 +101,7 @@ class Server:
             connections_max=config.max_connections or _raise_file_limit() - RESERVED_FILES,
             new_request_id=new_request_id,
             connections=set(),
+            trusted=config.trusted_proxies,
         )
         listener.listen(BACKLOG)
         servers = [await self._serve(host, listener)]
@@ -122,7 +131,7 @@ class Server:
             ssl_shutdown_timeout=TLS_GOODBYE_S,
         )
 
-    async def _start_program(self, keys: Keys) -> Program | None:
+    async def _start_program(self) -> Program | None:
         """What is served, with its engine; None when a signal came first."""
         config = self._config
         if config.conformance_echo:
@@ -155,14 +164,15 @@ class Server:
             created=int(time.time()),
             syntax=syntax,
         )
-        return self._assemble(model, keys, self._link)
+        return self._assemble(model, self._link)
 
-    def _assemble(self, model: Model, keys: Keys, link: EngineLink) -> App:
+    def _assemble(self, model: Model, link: EngineLink) -> App:
         config = self._config
+        gateway = self._gateway = Gateway(self._keys, config.rates, model=model.name)
         table = self._table = StreamTable(
             link,
             model.tokenizer,
-            keys,
+            gateway.limiter,
             self._metrics,
             config.limits,
             clock=time.monotonic,  # the loop's own counts whole milliseconds
@@ -174,13 +184,13 @@ class Server:
         self._metrics.live = self._live
         policy = Policy(
             cors_origins=config.cors_origins,
-            loopback_hosts_only=not keys.required and not config.insecure and config.uds is None,
+            loopback_hosts_only=not self._keys.required and not config.insecure and config.uds is None,
             metrics_access=config.metrics_access,
         )
         self._app = App(
             Generation(table, model, ResponseStore(config.responses)),
             self._metrics,
-            keys,
+            gateway,
             policy,
             self._log,
             engine_up=lambda: link.hello is not None,
@@ -199,12 +209,25 @@ class Server:
         hello = self._link.hello if self._link is not None else None
         return Live(streams, connections, self._table.gauges, hello.pool_tokens if hello else 0)
 
-    def _reload_certificates(self, certificates: Certificates) -> None:
+    def _on_hangup(self) -> None:
+        if self._certificates is not None:
+            self._reload("certificates", self._certificates.reload)
+        if self._config.api_keys:
+            self._reload("keys", self._reload_keys)
+
+    def _reload(self, what: str, reload: Callable[[], None]) -> None:
         try:
-            certificates.reload()
-            self._log.event("certificates", result="reloaded")
-        except TlsError as error:
-            self._log.event("certificates", result="kept the old ones", message=str(error))
+            reload()
+            self._log.event(what, result="reloaded")
+        except (TlsError, KeysError) as error:
+            self._log.event(what, result="kept the old ones", message=str(error))
+
+    def _reload_keys(self) -> None:
+        """Streams go on, also those of a key that is gone; it starts no others."""
+        assert self._config.api_keys is not None
+        self._keys.replace(read_keys(self._config.api_keys))
+        if self._gateway is not None:
+            self._gateway.limiter.refresh()
 
     def _count_restart(self) -> None:
         self._metrics.engine_restarts += 1
@@ -326,6 +349,9 @@ async def _main(config: Config) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The exit code: 0 after a drain, 2 for bad usage, 1 otherwise."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["keys"]:
+        return key_file.main(argv[1:])
     return uvloop.run(_main(configuration.parse(argv)))
 
 

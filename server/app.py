@@ -25,15 +25,19 @@ from server.api.idempotency import Again, Once
 from server.api.openai_chat import chat_completions
 from server.api.openai_completions import completions
 from server.api.tokens import detokenize, tokenize
-from server.gateway.keys import ANONYMOUS, Keys
+from server.gateway.access import Gateway
+from server.gateway.access_tokens import split_token
 from server.http import Call, Headers, Response, Streaming, Upgrade, WebSocketChannel
 from server.metrics import Metrics
 from server.outcome import CANCELLED, REFUSED
+from server.table import Busy
 
 REQUEST_ID_CHARS_MAX = 128
 # Browsers may keep a preflight's answer so long.
 PREFLIGHT_MAX_AGE_S = 600
-EXPOSED = b"X-Stream-Id, X-Request-Id, X-Stream-From, Retry-After, Request-Id"
+EXPOSED = b"X-Stream-Id, X-Request-Id, X-Stream-From, Retry-After, Request-Id, " + b", ".join(
+    b"x-ratelimit-%b-%b" % (what, of) for of in (b"requests", b"tokens") for what in (b"limit", b"remaining", b"reset")
+)
 
 _request_id = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,%d}" % REQUEST_ID_CHARS_MAX)
 _loopback_host = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
@@ -62,6 +66,7 @@ class Route:
     handlers: dict[str, Handler]
     generates: str = ""
     open: bool = False  # answers without a key
+    by_token: bool = False  # a GET by EventSource or WebSocket, which send no header, may bring an access token
     websocket: bool = False
 
 
@@ -72,7 +77,7 @@ class App:
         self,
         generation: Generation,
         metrics: Metrics,
-        keys: Keys,
+        gateway: Gateway,
         policy: Policy,
         access_log: AccessLog,
         *,
@@ -80,7 +85,7 @@ class App:
     ) -> None:
         self._generation = generation
         self._metrics = metrics
-        self._keys = keys
+        self._gateway = gateway
         self._policy = policy
         self._access_log = access_log
         self._engine_up = engine_up
@@ -93,6 +98,7 @@ class App:
 
     def _routes(self) -> list[Route]:
         generation, metrics, model = self._generation, self._metrics, self._generation.model
+        gateway = self._gateway
         once = Once()
 
         def starting(
@@ -134,10 +140,13 @@ class App:
             return answer
 
         async def get_models(call: Call, _: str) -> Response:
-            return operations.models(model)
+            return operations.models([model] if gateway.keys.may_use(call.key, model.name) else [])
 
         async def get_model(call: Call, name: str) -> Response:
             return operations.model_named(model, name)
+
+        async def post_access_token(call: Call, _: str) -> Response:
+            return operations.access_token(gateway.tokens, call.key)
 
         async def get_health(call: Call, _: str) -> Response:
             return operations.health()
@@ -159,14 +168,15 @@ class App:
             Route("/v1/chat/completions", {"POST": starting(chat_completions)}, generates="chat"),
             Route("/v1/completions", {"POST": starting(completions)}, generates="completions"),
             Route("/v1/responses", {"POST": starting(responses.create, responses.again)}, generates="responses"),
-            Route("/v1/responses/*", {"GET": get_response, "DELETE": delete_response}),
+            Route("/v1/responses/*", {"GET": get_response, "DELETE": delete_response}, by_token=True),
             Route("/v1/responses/*/cancel", {"POST": cancel_response}),
             Route("/v1/responses/*/input_items", {"GET": get_input_items}),
             Route(anthropic_errors.MESSAGES, {"POST": starting(messages)}, generates="messages"),
             Route(f"{anthropic_errors.MESSAGES}/count_tokens", {"POST": telling(count_tokens)}),
-            Route("/v1/generate", {"GET": starting(generate)}, generates="generate"),
-            Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}),
-            Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True),
+            Route("/v1/generate", {"GET": starting(generate)}, generates="generate", by_token=True),
+            Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}, by_token=True),
+            Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True, by_token=True),
+            Route("/v1/access-tokens", {"POST": post_access_token}),
             Route("/v1/models", {"GET": get_models}),
             Route("/v1/models/*", {"GET": get_model}),
             Route("/tokenize", {"POST": telling(tokenize)}),
@@ -212,8 +222,6 @@ class App:
         route, _ = self._find(call)
         if not route.websocket:
             return self._error(call, ApiError(404, "this route does not speak WebSocket"))
-        if not self._keys.has_room(call.key):
-            return self._error(call, errors.busy(429, "this key's streams are all in use", 1))
 
         def open_session(socket: WebSocketChannel) -> websocket.ApiSession:
             return websocket.ApiSession(self._generation, self._metrics, call, socket, unbegun)
@@ -257,8 +265,10 @@ class App:
             return self._preflight(call)
         known = self._lookup(call.path)
         call.api = known[0].generates if known else ""
+        token, call.query = split_token(call.query)
+        by_token = known is not None and known[0].by_token and request.method in ("GET", "HEAD")
         if not (known and known[0].open):
-            self._authenticate(call)
+            self._gateway.authenticate(call, token=token if by_token else "")
         if known is None:
             raise ApiError(404, f"there is no route {call.path[:200]!r}", code="unknown_route")
         route = known[0]
@@ -266,15 +276,15 @@ class App:
             allow = ", ".join([*route.handlers, "OPTIONS"])
             message = f"{request.method} is not allowed here; {allow} are"
             raise ApiError(405, message, code="method_not_allowed", headers=((b"Allow", allow.encode()),))
-        self._check_route(call, route)
+        self._check_route(call, route, by_token=bool(token))
         return None
 
-    def _check_route(self, call: Call, route: Route) -> None:
+    def _check_route(self, call: Call, route: Route, *, by_token: bool) -> None:
         request = call.request
         if request.method == "HEAD" and route.generates:
             headers = ((b"Allow", b"GET, OPTIONS"),)
             raise ApiError(405, "HEAD would start a generation that nobody sees", headers=headers)
-        if not route.open and (route.websocket or not self._keys.required):
+        if not route.open and (route.websocket or by_token or not self._gateway.keys.required):
             self._check_origin(call)
         if request.method == "POST":
             kind = call.header(b"content-type").partition(";")[0].strip().lower()
@@ -283,8 +293,17 @@ class App:
                 raise ApiError(415, f"the body must be application/json, not {kind[:100]!r}", code="unsupported_media")
         if route.path == "/metrics":
             self._check_metrics_access(call)
-        if route.generates and self.draining and not self._comes_back(call):
-            raise errors.busy(503, "the server is going to stop", 5)
+        if route.generates and not self._comes_back(call):
+            if self.draining:
+                raise errors.busy(503, "the server is going to stop", 5)
+            self._check_limits(call, prompt_tokens=1 if route.websocket else 0)
+
+    def _check_limits(self, call: Call, prompt_tokens: int) -> None:
+        """Refuse here what would be refused anyway, before its body is read and its prompt becomes tokens."""
+        try:
+            self._gateway.limiter.check(call.key, prompt_tokens)
+        except Busy as busy:
+            raise errors.from_busy(busy) from None
 
     def _comes_back(self, call: Call) -> bool:
         """Whether a request that may start a generation is for one that was begun: such are served to the end."""
@@ -292,19 +311,6 @@ class App:
             return True
         name = call.header(b"idempotency-key")
         return bool(name) and self._generation.table.recall(call.key, name) is not None
-
-    def _authenticate(self, call: Call) -> None:
-        if not self._keys.required:
-            call.key = ANONYMOUS
-            return
-        scheme, _, secret = call.header(b"authorization").partition(" ")
-        if scheme.lower() != "bearer":
-            secret = call.header(b"x-api-key")
-        name = self._keys.name_of(secret.strip()) if secret else None
-        if name is None:
-            message = "the API key is not known" if secret else "an API key is needed: Authorization: Bearer KEY"
-            raise ApiError(401, message, code="invalid_api_key", headers=((b"WWW-Authenticate", b"Bearer"),))
-        call.key = name
 
     def _check_origin(self, call: Call) -> None:
         """A browser reaches loopback from any page, and without keys any page could make this server compute: a foreign
@@ -324,7 +330,7 @@ class App:
         if access == "loopback" and not _is_loopback(call.client):
             raise ApiError(403, "metrics are for this machine only; see --metrics-access")
         if access == "key":
-            self._authenticate(call)
+            self._gateway.authenticate(call)
 
     def _preflight(self, call: Call) -> Response:
         """OPTIONS, on any path and without a key: what a browser asks before the request itself."""
@@ -370,6 +376,7 @@ class App:
             *anthropic,
             (b"X-Content-Type-Options", b"nosniff"),
             *self._cors(call),
+            *(self._gateway.limiter.headers(call.key) if call.api else ()),
         )
 
     def _cors(self, call: Call) -> Headers:

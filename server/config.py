@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from engine.version import VERSION
 from server.api.response_store import StoreLimits
 from server.app import MetricsAccess
+from server.gateway.forwarded import TrustedProxies
+from server.gateway.limits import Rates
 from server.host import Deadlines
 from server.table import Limits
 from server.tools.formats import SYNTAXES
@@ -44,6 +46,8 @@ class Config:
     max_connections: int | None
     metrics_access: MetricsAccess
     api_keys: str | None
+    rates: Rates
+    trusted_proxies: TrustedProxies
     insecure: bool
     cors_origins: tuple[str, ...]
     tls_cert: str | None
@@ -127,6 +131,8 @@ def _config(options: argparse.Namespace) -> Config:
         max_connections=options.max_connections,
         metrics_access=options.metrics_access,
         api_keys=options.api_keys,
+        rates=Rates(options.rate_limit_requests, options.rate_limit_tokens),
+        trusted_proxies=options.forwarded_allow_ips,
         insecure=options.insecure,
         cors_origins=tuple(options.cors_origin),
         tls_cert=options.tls_cert,
@@ -286,6 +292,17 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--api-keys", metavar="FILE", help="TOML file of hashed keys; without it only loopback is bound")
+    group.add_argument("--rate-limit-requests", type=_positive, metavar="N", help="generations of a key in a minute")
+    group.add_argument(
+        "--rate-limit-tokens", type=_positive, metavar="N", help="tokens of a key in a minute, prompts and answers"
+    )
+    group.add_argument(
+        "--forwarded-allow-ips",
+        type=TrustedProxies,
+        default="127.0.0.1",
+        metavar="LIST",
+        help="proxies whose X-Forwarded-For says who asks: addresses and networks, with commas; *: all",
+    )
     group.add_argument("--insecure", action="store_true", help="bind other addresses without keys all the same")
     group.add_argument("--metrics-access", default="loopback", choices=("open", "key", "loopback"), help="for /metrics")
     group.add_argument(

@@ -56,11 +56,17 @@ class Engine(Protocol):
     def cancel(self, sequence_ids: list[int]) -> None: ...  # noqa: D102
 
 
-class Slots(Protocol):
-    """Concurrent streams of each key."""
+class Allowance(Protocol):
+    """What each key may have. `start` and `resume` take a slot, or raise Busy and take nothing; each slot is given back
+    by one `leave`. `track` and `end` tell of a stream's begin and end, for the tokens that it makes."""
 
-    def take(self, key: str) -> bool: ...  # noqa: D102
-    def give(self, key: str) -> None: ...  # noqa: D102
+    @property
+    def several(self) -> bool: ...  # noqa: D102  (there are others to leave room for)
+    def start(self, key: str, prompt_tokens: int) -> None: ...  # noqa: D102
+    def resume(self, key: str) -> None: ...  # noqa: D102
+    def leave(self, key: str) -> None: ...  # noqa: D102
+    def track(self, stream: Stream) -> None: ...  # noqa: D102
+    def end(self, stream: Stream) -> None: ...  # noqa: D102
 
 
 def new_stream_id() -> str:
@@ -71,12 +77,14 @@ def new_stream_id() -> str:
 
 
 class Busy(Exception):
-    """No room for another stream now. `status` is 429 (this key's limit) or 503 (the server's)."""
+    """No room for another stream now. `status` is 429 (this key's limit) or 503 (the server's); with others waiting
+    helps nothing, and `retry_after_s` is 0."""
 
-    def __init__(self, status: int, message: str, retry_after_s: int) -> None:
+    def __init__(self, status: int, message: str, retry_after_s: int, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class StreamTable:
         self,
         engine: Engine,
         tokenizer: Tokenizer,
-        slots: Slots,
+        allowance: Allowance,
         metrics: Metrics,
         limits: Limits,
         *,
@@ -118,7 +126,7 @@ class StreamTable:
         self.clock = clock
         self.gauges = Gauges()
         self.log_bytes = 0  # of all logs together
-        self._slots = slots
+        self._allowance = allowance
         self._metrics = metrics
         self.call_later = call_later
         self._log_access = log_access
@@ -132,6 +140,7 @@ class StreamTable:
         self._sequence_ids = count(1)
         self._queued = 0  # sequences that were not admitted yet
         self._stepped_at = -1.0  # when the latest step came
+        self._queued_of: dict[str, int] = {}  # the same by key
         self._gone: dict[str, str] = {}  # ids of streams that were dropped, and their keys, oldest first
         self._returning: Callable[[], None] | None = None  # cancels the wait for an engine
 
@@ -151,11 +160,12 @@ class StreamTable:
         """A new stream, its sequences submitted. `collect` keeps each choice's text, for an answer in one piece.
 
         Raises Busy before any engine work. The caller attaches a reader at once."""
-        self._refuse_when_busy(key, len(parts))
+        self._take_room(key, parts)
         stream = Stream(self, key, request_id, grammar, client=client)
         self._streams[stream.id] = stream
         self._live[stream] = None
         self._with_slot.add(stream)
+        self._allowance.track(stream)
         for event in grammar.opening():
             stream.append(event)
         for index, part in enumerate(parts):
@@ -203,8 +213,7 @@ class StreamTable:
     def retake_slot(self, stream: Stream) -> None:
         """A reader returns to a detached stream. Raises Busy when its key's slots are taken meanwhile."""
         if stream.outcome is None and stream not in self._with_slot:
-            if not self._slots.take(stream.key):
-                raise Busy(429, "this key's streams are all in use", 1)
+            self._allowance.resume(stream.key)
             self._with_slot.add(stream)
 
     @property
@@ -212,21 +221,36 @@ class StreamTable:
         """The streams that have not ended."""
         return self._live.keys()
 
-    def _refuse_when_busy(self, key: str, sequences: int) -> None:
-        if self.engine.hello is None:
+    def _take_room(self, key: str, parts: list[Part]) -> None:
+        """The server's room first: what is refused for lack of it costs a key nothing. Raises Busy."""
+        hello = self.engine.hello
+        if hello is None:
             raise Busy(503, "the engine is starting", 2)
         if len(self._live) >= self.limits.streams_max:
             raise Busy(503, f"the server has {len(self._live)} streams, its limit", 2)
-        if self._queued + sequences > self.limits.queue_max + self.engine.hello.running_max:
+        queued = self._queued + len(parts)
+        free = self.limits.queue_max + hello.running_max - queued
+        if free < 0:
             raise Busy(503, f"{self._queued} sequences wait already, the limit", 5)
-        if not self._slots.take(key):
-            raise Busy(429, "this key's streams are all in use", 1)
+        if queued > hello.running_max and self._allowance.several:
+            # A key may hold as much of the queue as it leaves free, so that others always find room.
+            mine = self._queued_of.get(key, 0) + len(parts)
+            if mine > free:
+                raise Busy(429, f"{mine - len(parts)} sequences of this key wait already, its share of the queue", 5)
+        self._allowance.start(key, sum(len(p.prompt) for p in parts if p.sampling.choice_index == 0))
+
+    def _count_queued(self, choice: Choice, more: int) -> None:
+        key = choice.stream.key
+        self._queued += more
+        self._queued_of[key] = self._queued_of.get(key, 0) + more
+        if not self._queued_of[key]:
+            del self._queued_of[key]
 
     def _submit(self, choice: Choice) -> None:
         choice.sequence_id = next(self._sequence_ids)
         self._choices[choice.sequence_id] = choice
         if not choice.admitted:
-            self._queued += 1
+            self._count_queued(choice, 1)
         generated = choice.generated.tolist()
         self.engine.submit(
             Submit(choice.sequence_id, choice.prompt, choice.sampling, choice.credit, generated, choice.stream.key)
@@ -322,7 +346,7 @@ class StreamTable:
             return
         choice.admitted = True
         choice.cached_tokens = min(admitted.cached_tokens, len(choice.prompt))
-        self._queued -= 1
+        self._count_queued(choice, -1)
         if choice is choice.stream.choices[0]:
             self._metrics.queue.observe(admitted.waited_s)  # the engine knows: it tells only when the step is done
 
@@ -342,7 +366,7 @@ class StreamTable:
     def _drop(self, choice: Choice) -> None:
         """The engine no longer has this sequence, or won't soon."""
         if self._choices.pop(choice.sequence_id, None) is not None and not choice.admitted:
-            self._queued -= 1
+            self._count_queued(choice, -1)
 
     def grant(self, choice: Choice, total: int) -> None:
         """Let a sequence reach `total` generated tokens."""
@@ -381,6 +405,7 @@ class StreamTable:
             stream.held_for()
             stream.held_for = None
         self._give_slot(stream)
+        self._allowance.end(stream)
         del self._live[stream]
         metrics, api = self._metrics, stream.grammar.api
         metrics.ended[api, stream.outcome.kind] += 1
@@ -399,7 +424,7 @@ class StreamTable:
     def _give_slot(self, stream: Stream) -> None:
         if stream in self._with_slot:
             self._with_slot.remove(stream)
-            self._slots.give(stream.key)
+            self._allowance.leave(stream.key)
 
     def forget(self, stream: Stream) -> None:
         """Drop a finished stream; readers that are still at it keep the log alive until they are done."""
@@ -419,6 +444,7 @@ class StreamTable:
         """Streams wait for the next engine if it may come in time, else end with an error that says so."""
         self._choices.clear()
         self._queued = 0
+        self._queued_of.clear()
         self.gauges = Gauges()  # the next engine begins with nothing
         wait_s = self.limits.engine_restart_wait_s
         for stream in list(self._live):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocols.escape import json_value
 from server.http import Headers, Response
 from server.outcome import Outcome
+from server.table import Busy
 
 # Status -> the `type` that OpenAI's SDKs and their users know.
 TYPES = {
@@ -51,6 +52,13 @@ def busy(status: int, message: str, retry_after_s: int) -> ApiError:
     """429 or 503, with the time after which it is worth trying again."""
     code = "rate_limit_exceeded" if status == 429 else "overloaded"
     return ApiError(status, message, code=code, headers=((b"Retry-After", b"%d" % retry_after_s),))
+
+
+def from_busy(refusal: Busy) -> ApiError:
+    """What a client is told when there is no room for its stream."""
+    if refusal.retry_after_s:
+        return busy(refusal.status, str(refusal), refusal.retry_after_s)
+    return ApiError(refusal.status, str(refusal), code=refusal.code)
 
 
 def render(error: ApiError) -> Response:

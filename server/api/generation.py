@@ -176,7 +176,7 @@ class Generation:
                 collect=collect,
             )
         except Busy as busy:
-            raise errors.busy(busy.status, str(busy), busy.retry_after_s) from None
+            raise errors.from_busy(busy) from None
         call.stream_id = stream.id
         call.began = True
         call.on_stream(stream)

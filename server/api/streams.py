@@ -25,7 +25,7 @@ _event_id = re.compile(r"(?P<stream>[A-Za-z0-9_-]{16,64}):(?P<position>[0-9]{1,1
 async def read_stream(generation: Generation, metrics: Metrics, call: Call, stream_id: str) -> Response | Streaming:
     """GET /v1/streams/{id}: from the position in Last-Event-ID or `after` on. Raises ApiError."""
     fields = query_fields(call.query)
-    unknown = fields.keys() - {"after", "after_bytes", "wait", "token"}
+    unknown = fields.keys() - {"after", "after_bytes", "wait"}
     if unknown:
         name = min(unknown)
         raise invalid(name, f"{name} is not a parameter; after, after_bytes and wait are", "unknown_parameter")
@@ -109,7 +109,7 @@ def retake_slot(generation: Generation, stream: Stream) -> None:
     try:
         generation.table.retake_slot(stream)
     except Busy as busy:
-        raise errors.busy(busy.status, str(busy), busy.retry_after_s) from None
+        raise errors.from_busy(busy) from None
 
 
 def cancel_stream(generation: Generation, metrics: Metrics, call: Call, stream_id: str) -> Response:

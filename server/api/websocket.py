@@ -288,8 +288,10 @@ class ApiSession:
             self._socket.close(code, "the server is going to stop")
 
     def _error(self, id_: str, error: ApiError) -> None:
+        """A refusal that waiting helps against says how long, as Retry-After does."""
         body = errors.render(error).body
-        self._send(b'{"type":"error","id":"%b",' % json_text(id_) + body[1:])
+        wait = b"".join(b'"retry_after":%b,' % value for name, value in error.headers if name == b"Retry-After")
+        self._send(b'{"type":"error","id":"%b",%b' % (json_text(id_), wait) + body[1:])
 
     def _send(self, payload: bytes) -> None:
         self._socket.write(self._socket.frame(payload))

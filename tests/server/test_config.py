@@ -9,6 +9,7 @@ import pytest
 
 from server import config
 from server.config import KIB, MIB, Config, is_loopback
+from server.gateway.limits import Rates
 from server.host import Deadlines
 from server.table import Limits
 
@@ -56,6 +57,8 @@ def test_the_defaults_of_the_parts_agree_with_the_flags() -> None:
         (["--engine-url", "tcp://10.0.0.1:9000", "--engine-token-file", "t"], "engine_url", "tcp://10.0.0.1:9000"),
         (["--engine-url", "tcp://[::1]:9000", "--engine-token-file", "t"], "engine_url", "tcp://[::1]:9000"),
         (["--host", "0.0.0.0", "--insecure"], "host", "0.0.0.0"),
+        (["--rate-limit-requests", "5", "--rate-limit-tokens", "7"], "rates", Rates(5, 7)),
+        ([], "rates", Rates()),
         (["--host", "0.0.0.0", "--api-keys", "keys.toml"], "api_keys", "keys.toml"),
     ],
 )
@@ -120,6 +123,9 @@ def test_the_engine_is_told_what_it_was_given() -> None:
         (["--port", "-1"], "is no port"),
         (["--port", "http"], "--port"),
         (["--resume-ttl", "-1"], "at least 0"),
+        (["--rate-limit-requests", "0"], "at least 1"),
+        (["--rate-limit-tokens", "x"], "--rate-limit-tokens"),
+        (["--forwarded-allow-ips", "localhost"], "--forwarded-allow-ips"),
         (["--resume-ttl", "nan"], "at least 0"),
         (["--resume-ttl", "inf"], "at least 0"),
         (["--header-timeout", "0"], "more than 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.wire import End, Gauges, Step
+from server.gateway.limits import unused_tokens
 from server.log import Event
 from server.outcome import Outcome
 from server.stream import Choice, Stream
 from server.table import ENGINE_DEATHS_MAX, GONE_MAX, Busy, new_stream_id
-from tests.support.tables import START_S, Client, Rig
+from tests.support.tables import START_S, Client, Rig, StandingBucket
 
 # Room
 
@@ -32,7 +34,7 @@ def test_without_an_engine_nothing_starts() -> None:
     with pytest.raises(Busy, match="starting") as busy:
         rig.start(key="alice")
     assert (busy.value.status, busy.value.retry_after_s) == (503, 2)
-    assert rig.keys.has_room("alice")
+    assert rig.limiter.streams("alice") == 0
 
 
 def test_the_servers_limit_is_503_and_counts_streams_that_have_not_ended() -> None:
@@ -105,7 +107,7 @@ def test_a_returning_reader_takes_a_slot_again_or_is_told_that_there_is_none() -
     second.stream.finish(Outcome("cancelled"))
     rig.table.retake_slot(first.stream)
     rig.table.retake_slot(first.stream)
-    assert not rig.keys.has_room("alice")
+    assert rig.limiter.streams("alice") == 1
 
 
 # What is submitted
@@ -514,6 +516,9 @@ class TableMachine(RuleBasedStateMachine):
             queue_timeout_s=20,
             request_timeout_s=60,
         )
+        self.buckets = {name: StandingBucket(10**9, 0.0) for name in ("alice", "bob")}
+        for name, bucket in self.buckets.items():
+            self.rig.limiter._account(name).tokens = bucket
         self.clients: list[Client] = []
         self.streams: list[Stream] = []
 
@@ -604,7 +609,7 @@ class TableMachine(RuleBasedStateMachine):
     def slots_belong_to_live_streams_with_readers(self) -> None:
         if hasattr(self, "rig"):
             holding = Counter(s.key for s in self.rig.table.live if s.readers)
-            assert holding == Counter(self.rig.keys._streams)
+            assert holding == {name: n for name in self.buckets if (n := self.rig.limiter.streams(name))}
 
     @invariant()
     def the_engine_has_what_is_live_and_nothing_else(self) -> None:
@@ -615,6 +620,21 @@ class TableMachine(RuleBasedStateMachine):
         assert set(engine.live) == wanted == set(table._choices)
         queued = [c for c in table._choices.values() if not c.admitted]
         assert table._queued == len(queued)
+        assert table._queued_of == Counter(choice.stream.key for choice in queued)
+
+    @invariant()
+    def buckets_lack_what_was_made_and_the_prompts_that_were_used(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        for name, bucket in self.buckets.items():
+            account = self.rig.limiter._account(name)
+            account.settled_at = -math.inf
+            account.settle(self.rig.clock())
+            streams = [stream for stream in self.streams if stream.key == name]
+            used = sum(stream.completion_tokens + stream.prompt_tokens for stream in streams)
+            used -= sum(unused_tokens(stream) for stream in streams if stream.outcome)
+            assert bucket.level == bucket.per_minute - used
+            assert set(account.charged) == {s for s in streams if not s.outcome}
 
     @invariant()
     def credit_is_within_a_window_of_the_furthest_reader(self) -> None:
