@@ -137,6 +137,7 @@ def test_other_routes_answer_as_it_says(server: Server, document: Any) -> None:
         ("GET", "/v1/models", "/v1/models", []),
         ("GET", "/v1/models/{id}", "/v1/models/synthetic", []),
         ("GET", "/v1/models/{id}", "/v1/models/other", []),
+        ("POST", "/v1/access-tokens", "/v1/access-tokens", []),
         ("GET", "/health", "/health", []),
         ("GET", "/ready", "/ready", []),
         ("GET", "/metrics", "/metrics", []),

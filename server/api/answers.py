@@ -292,6 +292,14 @@ class Prompt(Answer):
     prompt: str
 
 
+class AccessToken(Answer):
+    """For `?token=`, until then (Unix seconds)."""
+
+    object: Literal["access_token"]
+    token: str
+    expires_at: int
+
+
 class Status(Answer):
     """Of the process, or of its engine."""
 

@@ -175,6 +175,9 @@ ROUTES: dict[str, dict[str, Operation]] = {
     },
     "/v1/models": {"GET": Operation("The models that are served.", answer=answers.ModelList)},
     "/v1/models/*": {"GET": Operation("One of them.", answer=answers.ModelCard)},
+    "/v1/access-tokens": {
+        "POST": Operation("A token for EventSource and WebSocket, to stand in an address.", answer=answers.AccessToken)
+    },
     "/health": {"GET": Operation("Whether the process answers.", answer=answers.Status)},
     "/ready": {"GET": Operation("Whether new generations are taken.", answer=answers.Status)},
     "/metrics": {"GET": Operation("Prometheus metrics.", answer=str, media_type=PLAIN)},

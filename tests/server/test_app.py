@@ -390,7 +390,7 @@ def test_a_client_that_left_before_its_answer_has_its_line_and_counts_once(
 ) -> None:
     metrics = Metrics()
     log = AccessLog("text", clock=lambda: 0.0)
-    program = App(cast(Generation, Unused()), metrics, Keys(None), Policy(), log, engine_up=lambda: True)
+    program = App(cast(Generation, Unused()), metrics, Gateway(Keys(None)), Policy(), log, engine_up=lambda: True)
     asked = call(line, "Content-Type: application/json")
     assert program.refuse(asked) is None
     program.left(asked)
