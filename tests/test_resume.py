@@ -253,6 +253,24 @@ class TestRunningStream:
         text = server.ask("GET", f"/v1/streams/{started['stream']}").text()  # read in another way, too
         assert text == "".join(m["text"] for m in tokens)
 
+    @pytest.mark.parametrize("content", ["hi", "odd text", "fails"])
+    def test_over_websocket_from_every_position(self, server: Server, content: str) -> None:
+        """Of a stream that has ended, and that began elsewhere; the end is told again each time, past it too."""
+        name = whole(server, content, max_tokens=20).header("x-stream-id")
+        with WebSocketClient(server) as socket:
+
+            def resumed(after: int) -> list[dict[str, Any]]:
+                socket.send_json(type="resume", id="a", stream=name, after=after)
+                started, *messages = socket.receive_until("done", "error")
+                assert started == {"type": "started", "id": "a", "stream": name}
+                return messages
+
+            *every, end = resumed(-1)
+            assert "".join(m["text"] for m in every) == server.ask("GET", f"/v1/streams/{name}").text()
+            assert end["type"] == ("error" if content == "fails" else "done")
+            for after in (*range(every[-1]["n"] + 3), 10**6):
+                assert resumed(after) == [*(m for m in every if m["n"] > after), end]
+
 
 class TestPolling:
     def test_the_whole_of_it(self, server: Server) -> None:

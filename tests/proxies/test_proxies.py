@@ -14,6 +14,7 @@ import pytest
 from wsproto.events import TextMessage
 
 from tests.proxies.proxy import DEPLOYED, PROXIES, Proxy
+from tests.support.probes import words
 from tests.support.readings import EVENT_STREAM, NDJSON, PLAIN
 from tests.support.serving import Answer, Server, WebSocketClient, chat
 
@@ -127,11 +128,14 @@ def test_refusals_pass(proxy: Proxy) -> None:
 
 @behind_each
 @pytest.mark.parametrize("leave", ["FIN", "RST"])
-def test_a_client_that_leaves_reaches_the_scheduler(server: Server, proxy: Proxy, leave: str) -> None:
+@in_each_framing
+def test_a_client_that_leaves_reaches_the_scheduler(
+    server: Server, proxy: Proxy, leave: str, accept: tuple[str, str]
+) -> None:
     with proxy.connect() as client:
-        client.request("GET", "/v1/generate?prompt=go")
+        client.request("GET", "/v1/generate?prompt=go", None, [accept])
         client.begin()
-        client.read_events(3)
+        client.read_until(lambda answer: len(answer.body) > 10)
         server.wait_metric('sluice_streams{state="running"}', 1)
         if leave == "RST":
             client.reset()
@@ -163,6 +167,50 @@ def test_a_stream_is_resumed(proxy: Proxy) -> None:
     assert events[-1].data == "[DONE]"
     whole = proxy.ask("GET", f"/v1/streams/{seen[0].id.partition(':')[0]}")
     assert whole.events() == events
+
+
+@behind_each
+@pytest.mark.parametrize(("accept", "position"), [(NDJSON, "after"), (PLAIN, "after_bytes")], ids=["NDJSON", "plain"])
+def test_a_stream_is_resumed_in_the_other_framings(proxy: Proxy, accept: tuple[str, str], position: str) -> None:
+    with proxy.connect() as client:
+        client.request("GET", f"/v1/generate?prompt=go&max_tokens={TOKENS}", None, [accept])
+        name = client.begin().header("x-stream-id")
+        answer = client.read_until(
+            lambda answer: answer.body.count(b"\n") > 3 or (accept is PLAIN and len(answer.body) > 10)
+        )
+        seen = bytes(answer.body)
+    if accept is NDJSON:
+        seen = seen[: seen.rindex(b"\n") + 1]
+    at = seen.count(b"\n") - 1 if accept is NDJSON else len(seen)
+    rest = proxy.ask("GET", f"/v1/streams/{name}?{position}={at}")
+    assert (rest.status, rest.end) == (200, "whole")
+    assert seen + rest.body == proxy.ask("GET", f"/v1/streams/{name}").body
+
+
+@behind_each
+def test_a_stream_is_polled_and_cancelled(server: Server, proxy: Proxy) -> None:
+    json_only = ("Accept", "application/json")
+    name = proxy.ask("GET", "/v1/generate?prompt=go", None, [json_only]).json()["stream"]
+    document = proxy.ask("GET", f"/v1/streams/{name}?after=0&wait=10", None, [json_only]).json()
+    assert document["events"] and document["outcome"] is None
+    assert proxy.ask("DELETE", f"/v1/streams/{name}").json()["outcome"] == "cancelled"
+    server.wait_metric('sluice_streams{state="running"}', 0)
+
+
+@behind_deployed
+def test_a_websocket_shows_tokens_as_they_are_made_and_is_resumed(proxy: Proxy) -> None:
+    """`go` has no end that this test would see: what comes, comes before it."""
+    with _websocket(proxy) as client:
+        client.send_json(type="generate", id="a", **chat("go"))
+        started = client.receive_json()
+        seen = [client.receive_json() for _ in range(3)]
+    with _websocket(proxy) as client:
+        client.send_json(type="resume", id="b", stream=started["stream"], after=seen[-1]["n"])
+        assert client.receive_json() == {"type": "started", "id": "b", "stream": started["stream"]}
+        seen += [client.receive_json() for _ in range(3)]
+        client.send_json(type="cancel", id="b")
+        assert client.receive_until("error")[-1]["error"]["code"] == "cancelled"
+    assert words("".join(message["text"] for message in seen)) == 6
 
 
 @behind_deployed
