@@ -155,7 +155,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: float | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    user_profile_id: str | None = None  # whom the provider would bill
     # Refused unless they say nothing.
     container: Any = None
     inference_geo: str | None = None
