@@ -28,7 +28,7 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)  # chained hash of each full block of `tokens`, as far as known
     published: int = 0  # how many leading blocks the prefix cache knows
     tried: int = -1  # where its latest chunk started; equal to `computed`: the runner had no answer
-    arrival: int = 0  # its place among those that were never admitted; 0: it never waited
+    arrival: int = 0  # its place among those that wait; 0: it never did
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of prompt ids 1, 2, …, until they are told
     cached_tokens: int = -1  # prompt tokens found in the cache at first admission; -1: not admitted yet
 

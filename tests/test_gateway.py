@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from server.__main__ import main
+from tests.support.probes import QUEUED
 from tests.support.serving import Header, Server, WebSocketClient, WebSocketRefused, chat, until
 
 pytestmark = pytest.mark.synthetic
@@ -151,6 +152,22 @@ def test_a_key_for_another_model(keys: Path) -> None:
         with pytest.raises(WebSocketRefused) as refusal:
             WebSocketClient(server, headers=bearer(secret))
         assert refusal.value.answer.error(403)["code"] == "model_not_allowed"
+
+
+def test_one_key_with_hundreds_queued_keeps_no_other_waiting(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    alice, bob = add_key(keys, "alice"), add_key(keys, "bob")
+    flags = ("--api-keys", str(keys), "--max-running", "4", "--synthetic-step-ms", "2", "--drain-timeout", "0")
+    with Server(*flags) as server, WebSocketClient(server, headers=bearer(alice)) as socket:
+        for number in range(250):
+            socket.send_json(type="generate", id=str(number), prompt="x" * 50, max_tokens=400)
+        until(lambda: server.metrics()[QUEUED] > 200, "most of them wait")
+        before = server.metrics()[QUEUED]
+        for _ in range(2):
+            answer = server.ask("POST", COMPLETIONS, {"prompt": "x", "max_tokens": 2}, bearer(bob))
+            assert answer.status == 200
+        # Each of the two waited for a place, which at most a few of the others got meanwhile.
+        assert server.metrics()[QUEUED] > before - 50
 
 
 def test_a_burst_of_many_connections_gets_the_exact_count(tmp_path: Path) -> None:
