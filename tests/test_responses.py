@@ -235,8 +235,9 @@ def test_a_conversation_goes_on(server: Server) -> None:
     briefly = [{"role": "system", "content": "be brief"}, *spelled]
     other = create(server, "two", previous_response_id=first["id"], instructions="be brief", **fields)
     assert said(other) == said(create(server, briefly, **fields))
-    third = create(server, [*spelled[:1], *first["output"], spelled[2]], **fields)  # as it was answered
-    assert said(third) == said(second)
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    for earlier in (first["output"][0], reference):  # as it was answered, and by its id
+        assert said(create(server, [spelled[0], earlier, spelled[2]], **fields)) == said(second)
     server.ask("DELETE", f"{RESPONSES}/{first['id']}")
     fourth = create(server, "three", previous_response_id=second.json()["id"], **fields)  # the chain stands by itself
     last = [*spelled, {"role": "assistant", "content": said(second)}, {"role": "user", "content": "three"}]
@@ -350,6 +351,8 @@ def test_nobody_sees_the_responses_of_others(tmp_path: Path) -> None:
         for method, place in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel"), ("GET", "/input_items")):
             assert server.ask(method, target + place, None, [bob]).error(404)["code"] == "response_not_found"
         assert server.ask("DELETE", target, None, [bob]).status == 404
+        item = server.ask("GET", target, None, [alice]).json()["output"][0]["id"]
+        assert create(server, [{"type": "item_reference", "id": item}], [bob]).error(400)["param"] == "input.0.id"
         answer = create(server, "hi", [bob], previous_response_id=found)
         assert answer.error(400)["code"] == "previous_response_not_found"
 
@@ -374,7 +377,10 @@ def test_b04_a_request_that_is_sent_again_finds_the_same_response(server: Server
         ({"input": 7}, "input"),
         ({"input": [7]}, "input.0"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input.0.type"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.id"),
+        ({"input": [{"id": "msg_1"}]}, "input.0.id"),
+        ({"input": [{"type": "item_reference"}]}, "input.0.id"),
+        ({"input": [{}]}, "input.0.id"),
         ({"input": [{"role": "user"}]}, "input.0.content"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
         ({"input": [{"role": "user", "content": "x", "colour": "red"}]}, "input.0.colour"),

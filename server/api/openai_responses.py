@@ -33,7 +33,9 @@ async def create(generation: Generation, call: Call) -> Response | Streaming:
     """POST /v1/responses. Raises ApiError."""
     request = parse_response(call.body)
     generation.check_model(request.model)
-    items = _earlier(generation.responses, call, request.previous_response_id) + read_items(request.input)
+    store = generation.responses
+    given = read_items(request.input, lambda id: store.find_item(id, call.key))
+    items = _earlier(store, call, request.previous_response_id) + given
     if len(items) > MESSAGES_MAX:
         raise invalid("input", f"the conversation holds {len(items)} items; at most {MESSAGES_MAX} are allowed")
     calls = call_format(generation.model, use := response_tool_use(request))
@@ -46,7 +48,7 @@ async def create(generation: Generation, call: Call) -> Response | Streaming:
     kind = framing_asked(call, parts) if request.stream else ""
     stream = generation.start(call, request, grammar, parts, collect=True)
     if grammar.response.store:
-        generation.responses.keep(grammar.response_id, json_value(items), stream)
+        store.keep(grammar.response_id, json_value(items), stream)
     if request.background:
         Background(stream).begin()
     if request.stream:

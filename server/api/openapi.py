@@ -18,7 +18,7 @@ from server.api import answers
 from server.api.anthropic_answers import AnthropicError, AnyMessageEvent, MessageObject, TokenCount
 from server.api.anthropic_types import CountTokensRequest, MessagesRequest
 from server.api.generate import GenerateRequest
-from server.api.response_items import FunctionCallItem, FunctionOutputItem, MessageItem
+from server.api.response_items import FunctionCallItem, FunctionOutputItem, ItemReference, MessageItem
 from server.api.response_tools import AllowedTools, FunctionTool, NamedTool
 from server.api.response_types import AnyResponseEvent, ResponseObject, ResponseRequest
 from server.api.tokens import DetokenizeRequest, TokenizeRequest
@@ -186,7 +186,7 @@ ROUTES: dict[str, dict[str, Operation]] = {
 
 
 # Of fields whose parts are read one by one, with errors of their own, the types that read them.
-_ITEMS = (MessageItem, FunctionCallItem, FunctionOutputItem)
+_ITEMS = (MessageItem, FunctionCallItem, FunctionOutputItem, ItemReference)
 _READ_LATER = (*_ITEMS, FunctionTool, NamedTool, AllowedTools)
 
 

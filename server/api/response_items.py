@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -45,6 +46,13 @@ class FunctionOutputItem(msgspec.Struct, forbid_unknown_fields=True):
     status: str | None = None
 
 
+class ItemReference(msgspec.Struct, forbid_unknown_fields=True):
+    """An item of an earlier response that is stored."""
+
+    id: str
+    type: Literal["item_reference"] = "item_reference"
+
+
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
     """A part of a message's content: input_text or output_text."""
 
@@ -76,21 +84,27 @@ def new_item_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_urlsafe(ITEM_ID_BYTES)}"
 
 
-def read_items(given: str | list[Any]) -> list[Item]:
-    """A request's `input` as items with ids and content in parts, as they are kept and shown. Raises ApiError 400."""
+def read_items(given: str | list[Any], stored: Callable[[str], Item | None]) -> list[Item]:
+    """A request's `input` as items with ids and content in parts, as they are kept and shown. `stored` finds an item by
+    its id. Raises ApiError 400."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
         raise invalid("input", "input is empty; it needs at least one item")
-    return [_read_item(item, f"input.{index}") for index, item in enumerate(given)]
+    return [_read_item(item, f"input.{index}", stored) for index, item in enumerate(given)]
 
 
-def _read_item(item: Any, path: str) -> Item:
+def _read_item(item: Any, path: str, stored: Callable[[str], Item | None]) -> Item:
     if not isinstance(item, dict):
         raise invalid(path, f"{path} must be an object")
-    kind = item.get("type", "message")
+    kind = item.get("type") or ("item_reference" if item.keys() <= {"id", "type"} else "message")
     if kind == "message":
         return _read_message(convert_at(item, MessageItem, path), path)
+    if kind == "item_reference":
+        reference = convert_at({**item, "type": kind}, ItemReference, path)
+        if (found := stored(reference.id)) is None:
+            raise invalid(f"{path}.id", f"there is no item {reference.id[:100]!r} here, or no longer")
+        return found
     if kind == "function_call":
         return _read_call(convert_at(item, FunctionCallItem, path), path)
     if kind == "function_call_output":

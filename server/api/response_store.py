@@ -41,6 +41,7 @@ class Stored:
     stream: Stream | None  # until it has ended
     final: bytes = b""  # JSON: the response as it ended
     expires_at: float = 0.0
+    made: tuple[str, ...] = ()  # ids of the items that came out
 
     @property
     def size(self) -> int:
@@ -50,8 +51,12 @@ class Stored:
     def conversation(self) -> list[dict[str, Any]]:
         """Every item, this response's own output last."""
         items: list[dict[str, Any]] = msgspec.json.decode(self.items)
+        return items + self.output()
+
+    def output(self) -> list[dict[str, Any]]:
+        """What came out, once it has ended."""
         output: list[dict[str, Any]] = msgspec.json.decode(self.final)["output"]
-        return items + output
+        return output
 
 
 class ResponseStore:
@@ -62,6 +67,7 @@ class ResponseStore:
         self._clock = clock
         self._stored: dict[str, Stored] = {}
         self._ended: dict[Stored, None] = {}  # oldest first
+        self._makers: dict[str, Stored] = {}  # by the ids of what they made
         self.bytes = 0
 
     def keep(self, id: str, items: bytes, stream: Stream) -> None:
@@ -78,11 +84,21 @@ class ResponseStore:
         stored = self._stored.get(id)
         return stored if stored is not None and stored.key == key else None
 
+    def find_item(self, id: str, key: str) -> dict[str, Any] | None:
+        """An item that came out of a response, likewise."""
+        self._trim()
+        maker = self._makers.get(id)
+        if maker is None or maker.key != key:
+            return None
+        return next(item for item in maker.output() if item["id"] == id)
+
     def drop(self, stored: Stored) -> None:
         """Forget it. A response that has not ended is the caller's to end."""
         if self._stored.pop(stored.id, None) is not None:
             self.bytes -= stored.size
             self._ended.pop(stored, None)
+            for id_ in stored.made:
+                del self._makers[id_]
 
     def _end(self, stored: Stored, stream: Stream) -> None:
         if stored.id not in self._stored:
@@ -90,6 +106,8 @@ class ResponseStore:
         self.bytes -= stored.size
         stored.final = stream.grammar.whole(stream)
         stored.stream = None
+        stored.made = tuple(item["id"] for item in stored.output())
+        self._makers.update(dict.fromkeys(stored.made, stored))
         stored.expires_at = self._clock() + self._limits.ttl_s
         self.bytes += stored.size
         self._ended[stored] = None

@@ -45,7 +45,11 @@ _CALL = [
     "</tool_call>",
 ]
 
+ANSWERED = "21 degrees"  # by the tool
+
 SCRIPTS: list[dict[str, Any]] = [
+    {"match": f"<tool_response>\n{ANSWERED}", "tokens": ["It is", f" {ANSWERED}."]},
+    {"match": f'<tool_response>\n"{ANSWERED}', "tokens": ["It is", f" {ANSWERED}."]},
     {"match": HARD, "tokens": _HARD},
     {"match": LONG, "tokens": LONG_WORDS, "finish": "length"},
     {"match": FAULTY, "tokens": ["one", " two", " three", {"error": FAULT}]},

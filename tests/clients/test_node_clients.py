@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.clients.conftest import FOLDER
-from tests.clients.scripts import CALLING, FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
+from tests.clients.scripts import ANSWERED, CALLING, FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
 from tests.support.cutter import Cutter
 from tests.support.messages import message, text_of
 from tests.support.serving import DEADLINE_S, Server, chat, joined
@@ -90,6 +90,27 @@ def test_openai_sees_an_error_in_the_stream(server: Server, node: str) -> None:
     got = _read(node, "openai", f"{server.url}/v1", chat(FAULTY, model="synthetic"))
     assert (got["text"], got["reasons"]) == ("one two three", [])
     assert FAULT in got["error"]
+
+
+@pytest.mark.parametrize("prompt", TEXTS)
+def test_openai_responses(server: Server, node: str, prompt: str) -> None:
+    got = _read(node, "responses", f"{server.url}/v1", {"model": "synthetic", "input": prompt})
+    last = got["last"]
+    assert got["text"] == last["output"][0]["content"][0]["text"] == TEXTS[prompt]
+    assert got["retrieved"] == {**last, "output_text": TEXTS[prompt]}
+    assert [number for _, number in got["events"]] == list(range(len(got["events"])))
+    assert got["rest"] == got["events"][3:]
+    assert got["events"][-1][0] == ("response.incomplete" if prompt == LONG else "response.completed")
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_ai_sdk_streams_and_calls_a_tool(server: Server, node: str, api: str) -> None:
+    """What it makes of the stream it sends back, call and result, and the answer to those comes as text."""
+    got = _read(node, "ai-sdk", f"{server.url}/v1", {"api": api, "model": "synthetic", "prompt": CALLING})
+    assert got["errors"] == []
+    assert got["called"] == [{"city": "Paris 😀"}]
+    assert "".join(got["deltas"]) == f"Let me see.It is {ANSWERED}."
+    assert got["steps"] == ["tool-calls", "stop"]
 
 
 @pytest.mark.parametrize("prompt", TEXTS)

@@ -30,7 +30,7 @@ class Held:
     def end(self, name: str, size: int = 10) -> None:
         """One that has ended."""
         stream = self.keep(name, size)
-        stream.grammar.whole = lambda stream: b'{"output":["y"]}'  # type: ignore[method-assign]
+        stream.grammar.whole = lambda stream: b'{"output":[{"id":"%b"}]}' % name.encode()  # type: ignore[method-assign]
         stream.finish(Outcome("stop"))
 
     def names(self, *names: str) -> list[str]:
@@ -54,7 +54,7 @@ def test_its_time_begins_with_its_end() -> None:
     assert held.names("running", "ended") == ["running", "ended"]
     held.rig.clock.advance(0.1)
     assert held.names("running", "ended") == ["running"]
-    stream.grammar.whole = lambda stream: b"{}"  # type: ignore[method-assign]
+    stream.grammar.whole = lambda stream: b'{"output":[]}'  # type: ignore[method-assign]
     stream.finish(Outcome("stop"))
     held.rig.clock.advance(9.9)
     assert held.names("running") == ["running"]
@@ -64,7 +64,7 @@ def test_the_oldest_that_ended_go_when_all_are_too_large() -> None:
     held = Held(bytes_max=1000)
     held.keep("running", 400)
     for name in ("a", "b", "c"):
-        held.end(name, 284)  # and 16 of its end
+        held.end(name, 277)  # and 23 of its end
     assert held.names("running", "a", "b", "c") == ["running", "b", "c"]
     assert held.store.bytes == 1000
 
@@ -108,4 +108,13 @@ def test_a_conversation_is_what_went_in_and_what_came_out() -> None:
     held.end("a")
     stored = held.store.find("a", "")
     assert stored is not None and stored.stream is None
-    assert stored.conversation() == [*json.loads(stored.items), "y"]
+    assert stored.conversation() == [*json.loads(stored.items), {"id": "a"}]
+
+
+def test_an_item_is_found_as_long_as_the_response_that_made_it() -> None:
+    held = Held()
+    held.end("a")
+    assert held.store.find_item("a", "") == {"id": "a"}
+    assert held.store.find_item("a", "bob") is None
+    held.rig.clock.advance(10)
+    assert held.store.find_item("a", "") is None
