@@ -20,6 +20,7 @@ from server.api.errors import invalid
 from server.api.generation import Generation
 from server.api.tool_use import ToolUse
 
+BLOCKS_MAX = 16_384  # of a request; each costs some microseconds of the loop's time
 Placed = tuple[str, AnyBlock]  # a block and its path in the request
 USER, ASSISTANT = "user", "assistant"
 
@@ -48,6 +49,7 @@ def turns_of(request: CountTokensRequest) -> list[dict[str, Any]]:
     if request.system:
         turns.append({"role": "system", "content": _joined(_placed(request.system, "system"))})
     waiting: dict[str, Placed] = {}  # calls without an answer, by their ids
+    _check_count(request)
     given = [(turn.role, _blocks(turn, f"messages.{index}")) for index, turn in enumerate(request.messages)]
     for role, group in groupby(given, key=itemgetter(0)):
         blocks = [block for _, each in group for block in each]
@@ -60,6 +62,14 @@ def turns_of(request: CountTokensRequest) -> list[dict[str, Any]]:
             turns.append(_turn(role, blocks))
     _check_answered(waiting)
     return turns
+
+
+def _check_count(request: CountTokensRequest) -> None:
+    count = 0
+    for index, turn in enumerate(request.messages):
+        count += 1 if isinstance(turn.content, str) else len(turn.content)
+        if count > BLOCKS_MAX:
+            raise invalid(f"messages.{index}.content", f"messages hold more than {BLOCKS_MAX} blocks in all")
 
 
 def _turn(role: str, blocks: list[Placed]) -> dict[str, Any]:

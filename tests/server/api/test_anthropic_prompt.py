@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.api.anthropic_prompt import encode_prompt, turns_of
+from server.api.anthropic_prompt import BLOCKS_MAX, encode_prompt, turns_of
 from server.api.anthropic_types import parse_count
 from server.api.errors import ApiError
 from server.api.generation import Generation, Model
@@ -82,6 +82,7 @@ def test_an_answer_without_words_is_begun(nothing: Any) -> None:
         ([(USER, text("a")), (USER, [*text("b"), {"type": "image", "source": {}}])], "messages.1.content.1.type"),
         ([(USER, [{"type": "document"}])], "messages.0.content.0.type"),
         ([(ASSISTANT, "")], "messages"),
+        ([(USER, "x"), (USER, text("x") * BLOCKS_MAX)], "messages.1.content"),
     ],
 )
 def test_what_can_not_be_a_prompt_is_refused_with_its_path(turns: list[tuple[str, Any]], path: str) -> None:
