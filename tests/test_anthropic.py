@@ -253,8 +253,12 @@ class TestPrompt:
         started = [*turns, {"role": "assistant", "content": "The answer is ("}]
         assert self.count(server, started) == self.count(server, turns) + len("The answer is (")
         assert self.count(server, [*turns, {"role": "assistant", "content": ""}]) == self.count(server, turns)
-        answer = server.ask("POST", MESSAGES, {"model": MODEL, "max_tokens": 3, "messages": started})
-        assert words(text_of(answer.json())) == 3  # what was given isn't said again
+        body = {"model": MODEL, "max_tokens": 3, "messages": started, "temperature": 0}
+        text = text_of(server.ask("POST", MESSAGES, body).json())
+        assert words(text) == 3  # what was given isn't said again
+        raw = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nThe answer is ("
+        same = server.ask("POST", "/v1/completions", {"prompt": raw, "max_tokens": 3, "temperature": 0}).json()
+        assert same["choices"][0]["text"] == text
 
 
 class TestRefusals:
