@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai.types import chat as chat_types
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
@@ -168,6 +169,59 @@ def test_a_field_works_or_is_refused_by_name(server: Server, path: str, name: st
     for value in refused:
         error = ask(server, path, name, value).error(400)
         assert error["param"] == name or error["param"].startswith(f"{name}."), (value, error)
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TEXT = {"type": "text", "text": "x"}
+# Of every kind of message, and of every part of its content: all fields that work together, and what is refused.
+MESSAGES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+    (chat_types.ChatCompletionDeveloperMessageParam, {"role": "developer", "content": [TEXT], "name": "x"}, {}),
+    (chat_types.ChatCompletionSystemMessageParam, {"role": "system", "content": "x", "name": "x"}, {}),
+    (chat_types.ChatCompletionUserMessageParam, {"role": "user", "content": "x", "name": "x"}, {}),
+    (
+        chat_types.ChatCompletionAssistantMessageParam,
+        {"role": "assistant", "content": None, "name": "x", "refusal": "no", "tool_calls": [CALL]},
+        {"audio": {"id": "audio_1"}, "function_call": {"name": "f", "arguments": "{}"}},
+    ),
+    (chat_types.ChatCompletionToolMessageParam, {"role": "tool", "content": "x", "tool_call_id": "call_1"}, {}),
+    (chat_types.ChatCompletionFunctionMessageParam, {}, {"role": "function", "content": "x", "name": "f"}),
+]
+PARTS: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+    (chat_types.ChatCompletionContentPartTextParam, {**TEXT, "prompt_cache_breakpoint": {"mode": "explicit"}}, {}),
+    (chat_types.ChatCompletionContentPartRefusalParam, {"type": "refusal", "refusal": "x"}, {}),
+    (
+        chat_types.ChatCompletionContentPartImageParam,
+        {},
+        {"type": "image_url", "image_url": {"url": "x"}, "prompt_cache_breakpoint": {}},
+    ),
+    (
+        chat_types.ChatCompletionContentPartInputAudioParam,
+        {},
+        {"type": "input_audio", "input_audio": {"data": "x"}, "prompt_cache_breakpoint": {}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "working", "refused"), MESSAGES + PARTS)
+def test_every_field_of_a_message_works_or_is_refused_by_name(
+    server: Server, kind: Any, working: dict[str, Any], refused: dict[str, Any]
+) -> None:
+    """A message and a part that are refused whole are refused by their role, or their type."""
+    assert working.keys() | refused.keys() == kind.__required_keys__ | kind.__optional_keys__
+    is_part = (kind, working, refused) in PARTS
+    at = "messages.0.content.0" if is_part else "messages.0"
+
+    def send(value: dict[str, Any]) -> Answer:
+        message = {"role": "user", "content": [value]} if is_part else value
+        return server.ask("POST", "/v1/chat/completions", {"messages": [message], "max_tokens": 1})
+
+    if working:
+        assert send(working).status == 200
+        assert send({**working, "colour": "red"}).error(400)["param"] == f"{at}.colour"
+        for name, value in refused.items():
+            assert send({**working, name: value}).error(400)["param"] == f"{at}.{name}"
+    else:
+        assert send(refused).error(400)["param"] in (f"{at}.type", f"{at}.role")
 
 
 @pytest.mark.parametrize("path", TABLES)

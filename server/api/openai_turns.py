@@ -13,6 +13,9 @@ from server.api.types import ChatRequest, ContentPart, Message, MessageToolCall,
 
 # OpenAI's rule, and the dots that others allow.
 _name = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+# Types of content parts, and the field that each has its text in; and the fields that any may have.
+_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_OF_ANY_PART = ("type", "prompt_cache_breakpoint", "cache_control")
 
 
 class _Function(msgspec.Struct):
@@ -104,12 +107,13 @@ def turns_of(messages: list[Message]) -> list[dict[str, Any]]:
 
 def _turn(message: Message, path: str) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": _role(message.role), "content": _text(message, path)}
+    for name in ("name", "reasoning_content"):  # for templates that show them
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
     if message.role == "tool":
         if message.tool_call_id is None:
             raise invalid(f"{path}.tool_call_id", "a tool's message needs the tool_call_id that it answers")
         turn["tool_call_id"] = message.tool_call_id
-        if message.name is not None:
-            turn["name"] = message.name
     elif message.tool_call_id is not None:
         raise invalid(f"{path}.tool_call_id", "only messages with the role tool have a tool_call_id")
     if message.tool_calls:
@@ -143,14 +147,19 @@ def _text(message: Message, path: str) -> str:
         return content
     if content is None:
         if message.role == "assistant":
-            return ""
+            return message.refusal or ""
         raise invalid(f"{path}.content", "a message needs content")
     return "\n".join(_part_text(part, f"{path}.content.{i}") for i, part in enumerate(content))
 
 
 def _part_text(part: ContentPart, path: str) -> str:
-    if part.type not in ("text", "input_text"):
+    field = _PARTS.get(part.type)
+    if field is None:
         raise invalid(f"{path}.type", f"{part.type!r} parts are not supported; only text is", "unsupported_parameter")
-    if part.text is None:
-        raise invalid(f"{path}.text", "a text part needs its text")
-    return part.text
+    for name in part.__struct_fields__:
+        if name not in (*_OF_ANY_PART, field) and getattr(part, name) is not None:
+            raise invalid(f"{path}.{name}", f"a part of the type {part.type!r} has no {name}", "unknown_parameter")
+    text: str | None = getattr(part, field)
+    if text is None:
+        raise invalid(f"{path}.{field}", f"a part of the type {part.type!r} needs its {field}")
+    return text

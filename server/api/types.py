@@ -27,11 +27,20 @@ BIAS_MAX = 100  # OpenAI's own range, on either side of 0
 BIASED_IDS_MAX = 1024  # each costs time in every step
 
 
-class ContentPart(msgspec.Struct):
-    """One part of a message's content; only text is understood."""
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """One part of a message's content; only text is understood, and what an assistant said in place of it. The other
+    fields are those of parts that are refused by their type."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    prompt_cache_breakpoint: Any = None  # a prompt's whole is always cached, and so says nothing new
+    cache_control: Any = None  # likewise
+    image_url: Any = None
+    input_audio: Any = None
+    audio_url: Any = None
+    video_url: Any = None
+    file: Any = None
 
 
 class CalledFunction(msgspec.Struct):
