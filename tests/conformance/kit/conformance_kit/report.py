@@ -38,6 +38,7 @@ class Score:
 
     def __init__(self) -> None:
         self.results: list[Result] = []
+        self.http1_only: Counter[str] = Counter()  # cases that didn't run since HTTP/2 was asked for, by profile
 
     def add(self, result: Result) -> None:
         """Cases are added once each, in the order in which they ran."""
@@ -64,7 +65,10 @@ class Score:
                 f" ({must} must, {count[FAILED] - must} should), {count[ABSENT]:3} not offered"
             )
         have = {result.profile for result in self.results}
-        out += [f"{profile:10} no cases yet" for profile in ("http2", "anthropic") if profile in profiles - have]
+        out += [f"{profile:10} no cases yet" for profile in ("anthropic",) if profile in profiles - have]
+        out += [
+            f"{profile:10} {n} cases are about HTTP/1.1 only, and did not run" for profile, n in self.http1_only.items()
+        ]
         failed = [result for result in self.results if result.outcome == FAILED]
         out += ["", "Failures, each with its rule:"] if failed else []
         for result in failed:
@@ -74,8 +78,8 @@ class Score:
         out += [f"- {profile} ({target}): {n} cases: {why}" for (profile, target, why), n in reasons.items()]
         return out
 
-    def write(self, path: Path, url: str) -> None:
-        """The report: one JSON object."""
+    def write(self, path: Path, url: str, *, http2: bool) -> None:
+        """The report: one JSON object. `http2`: every profile spoke it."""
         scores: dict[str, dict[str, dict[str, int]]] = {}
         for profile, target, results in self.groups():
             count = Counter(result.outcome for result in results)
@@ -86,9 +90,11 @@ class Score:
         document: dict[str, Any] = {
             "version": REPORT_VERSION,
             "server": url,
+            "http2": http2,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
             "scores": scores,
+            "http1_only": dict(self.http1_only),
             "cases": [asdict(result) for result in self.results],
         }
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
