@@ -33,8 +33,8 @@ score_key = pytest.StashKey[Score]()
 ECHO_PROFILES = frozenset({"http1", "websocket", "http2"})
 # Our own servers over each version: HTTP/1.1, HTTP/2 in cleartext, and HTTP/2 by TLS.
 HTTP1, *HTTP2 = ("", "-h2c", "-h2")
-# What is long, and about the application or about a WebSocket's bytes, is run on one of HTTP/2's two ports.
-ONCE = frozenset({("openai", "api-h2c"), ("websocket", "api-h2c"), ("websocket", "echo-h2")})
+# What is long, and about the application rather than the version, is run on one of HTTP/2's ports only.
+ONCE = frozenset({("openai", "-h2c"), ("streaming", "-h2c")})
 # What a case asks for that one of the two can't give: an echo has no routes and no policy.
 ONLY = {"api": "service", "echo": "echo"}
 
@@ -132,11 +132,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = ["server"]
     if settings_of(metafunc.config) is None:
         profile = metafunc.definition.path.parent.name
-        names = ["api", "echo"] if profile in ECHO_PROFILES else ["api"]
-        names = [name for name in ("api", "echo") if ONLY[name] in metafunc.fixturenames] or names
+        only = [name for name in ("api", "echo") if ONLY[name] in metafunc.fixturenames]
         versions = HTTP2 if profile == "http2" or _option(metafunc.config, "--http2") else (HTTP1, *HTTP2)
-        names = [name + version for version in versions for name in names if (profile, name + version) not in ONCE]
+        names = [
+            name + version
+            for version in versions
+            if (profile, version) not in ONCE
+            for name in only or _ours(profile, version)
+        ]
     metafunc.parametrize("target", names, indirect=True, scope="session")
+
+
+def _ours(profile: str, version: str) -> tuple[str, ...]:
+    """Which of our own servers a profile judges over one version."""
+    if profile not in ECHO_PROFILES:
+        return ("api",)
+    return ("api", "echo") if version == HTTP1 or profile == "http1" else ("echo",)
 
 
 @pytest.fixture(scope="session")

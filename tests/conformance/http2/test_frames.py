@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance_kit.http2_verdicts import CONNECTION, IGNORED, STREAM, Send, ended, ends, opened, understood
+from conformance_kit.http2_verdicts import CONNECTION, IGNORED, STREAM, Send, ended, ends, joined, opened, understood
 from conformance_kit.http2_wire import (
     ACK,
     END_HEADERS,
@@ -99,7 +99,7 @@ def test_refused(target: Target, codes: tuple[int, ...], send: Send, ways: tuple
 
 def pinged(then: Send, payload: bytes = b"\0" * 8, flags: int = 0, stream: int = 0) -> Send:
     """A PING before the rest."""
-    return lambda wire: [frame(Kind.PING, flags, stream, payload), then(wire)]  # type: ignore[list-item]
+    return lambda wire: [frame(Kind.PING, flags, stream, payload), joined(then(wire))]
 
 
 def plain(wire: Wire) -> bytes:
@@ -168,7 +168,7 @@ def test_data_of_the_maximum(target: Target) -> None:
 @rule("PRIORITY on a closed stream is no fault", RFC + "6.3")
 def test_priority_on_a_closed_stream(target: Target) -> None:
     with target.wire() as wire:
-        wire.send(ended(lambda w: priority(1, 0))(wire))  # type: ignore[arg-type]
+        wire.send(joined(ended(lambda w: priority(1, 0))(wire)))
         wire.alive()
 
 

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 from conformance_kit.events import parse
-from conformance_kit.http2_verdicts import CONNECTION, IGNORED, STREAM, Send, ended, ends, opened, understood, was_reset
+from conformance_kit.http2_verdicts import (
+    CONNECTION,
+    IGNORED,
+    STREAM,
+    Send,
+    ended,
+    ends,
+    joined,
+    opened,
+    understood,
+    was_reset,
+)
 from conformance_kit.http2_wire import (
     END_HEADERS,
     END_STREAM,
@@ -47,7 +58,7 @@ def continuation(wire: Wire) -> bytes:
 
 def unanswered(then: Send) -> Send:
     """Stream 1 is half-closed: the client ended it, and its window lets no answer through."""
-    return lambda wire: [settings((Setting.INITIAL_WINDOW_SIZE, 0)), wire.headers(1), then(wire)]  # type: ignore[list-item]
+    return lambda wire: [settings((Setting.INITIAL_WINDOW_SIZE, 0)), wire.headers(1), joined(then(wire))]
 
 
 IDLE = "on an idle stream only HEADERS and PRIORITY may come"

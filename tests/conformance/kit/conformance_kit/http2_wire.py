@@ -221,10 +221,12 @@ class Wire:
         while len(self._buffer) < 9 or len(self._buffer) < 9 + int.from_bytes(self._buffer[:3], "big"):
             try:
                 piece = self.socket.recv(READ_BYTES)
+            except TimeoutError:
+                raise TimeoutError("nothing more came in the time for an answer") from None
             except (ConnectionResetError, ssl.SSLError):
                 piece = b""
             if not piece:
-                raise Closed
+                raise Closed("the server ended the connection")
             self._buffer += piece
         length = int.from_bytes(self._buffer[:3], "big")
         head, payload = self._buffer[:9], bytes(self._buffer[9 : 9 + length])
