@@ -133,14 +133,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if settings_of(metafunc.config) is None:
         profile = metafunc.definition.path.parent.name
         only = [name for name in ("api", "echo") if ONLY[name] in metafunc.fixturenames]
-        versions = HTTP2 if profile == "http2" or _option(metafunc.config, "--http2") else (HTTP1, *HTTP2)
         names = [
             name + version
-            for version in versions
+            for version in _versions(metafunc, profile)
             if (profile, version) not in ONCE
             for name in only or _ours(profile, version)
         ]
     metafunc.parametrize("target", names, indirect=True, scope="session")
+
+
+def _versions(metafunc: pytest.Metafunc, profile: str) -> list[str]:
+    """Over which a case is run against our own servers. Those that --http2 leaves out are counted, so they are made."""
+    if profile == "http2" or _option(metafunc.config, "--http2"):
+        return HTTP2
+    return [HTTP1] if metafunc.definition.get_closest_marker("http1_only") else [HTTP1, *HTTP2]
 
 
 def _ours(profile: str, version: str) -> tuple[str, ...]:
