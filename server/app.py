@@ -168,6 +168,7 @@ class App:
             Route("/v1/chat/completions", {"POST": starting(chat_completions)}, generates="chat"),
             Route("/v1/completions", {"POST": starting(completions)}, generates="completions"),
             Route("/v1/responses", {"POST": starting(responses.create, responses.again)}, generates="responses"),
+            Route("/v1/responses/input_tokens", {"POST": telling(responses.count_input)}),
             Route("/v1/responses/*", {"GET": get_response, "DELETE": delete_response}, by_token=True),
             Route("/v1/responses/*/cancel", {"POST": cancel_response}),
             Route("/v1/responses/*/input_items", {"GET": get_input_items}),

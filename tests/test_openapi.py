@@ -112,13 +112,17 @@ def test_generations_are_answered_as_it_says(server: Server, document: Any, path
         check(document, "POST", path, server.ask("POST", path, {**HI[path], "background": True}))
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_are_answered_as_it_says(server: Server, document: Any, path: str, stream: bool) -> None:
     function: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
-    tools = [{"type": "function", "function": function} if path == CHAT else {"type": "function", **function}]
-    answer = server.ask("POST", path, {**bodies("call")[path], "tools": tools, "stream": stream})
-    assert b"arguments" in answer.body
+    tools: dict[str, Any] = {
+        CHAT: {"type": "function", "function": function},
+        RESPONSES: {"type": "function", **function},
+        MESSAGES: {"name": "f", "input_schema": {"type": "object"}},
+    }
+    answer = server.ask("POST", path, {**bodies("call")[path], "tools": [tools[path]], "stream": stream})
+    assert b"arguments" in answer.body or b"tool_use" in answer.body
     check(document, "POST", path, answer)
 
 
@@ -155,6 +159,7 @@ def test_other_routes_answer_as_it_says(server: Server, document: Any) -> None:
         ("/v1/messages/count_tokens", {}),
         ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
         ("/tokenize", {}),
+        ("/v1/responses/input_tokens", {"input": "hi"}),
         ("/detokenize", {"tokens": [104, 105]}),
     ):
         check(document, "POST", path, server.ask("POST", path, body))

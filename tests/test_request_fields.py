@@ -7,13 +7,15 @@ somebody says here what becomes of it. Beside them stand the fields that users o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from openai.types import chat as chat_types
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
+from openai.types.responses import response_input_item_param as response_item
+from openai.types.responses import tool_param
 
 from tests.support.serving import Answer, Server
 
@@ -222,6 +224,67 @@ def test_every_field_of_a_message_works_or_is_refused_by_name(
             assert send({**working, name: value}).error(400)["param"] == f"{at}.{name}"
     else:
         assert send(refused).error(400)["param"] in (f"{at}.type", f"{at}.role")
+
+
+# Likewise of the items of a Responses conversation, and of its function tools.
+FUNCTION_CALL = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
+SAID = {"type": "message", "role": "assistant", "status": "completed", "id": "msg_1", "phase": "final_answer"}
+ITEMS: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {
+    response_item.EasyInputMessageParam: ({"role": "user", "content": "x", "type": "message", "phase": None}, {}),
+    response_item.Message: (
+        {"role": "user", "type": "message", "status": "completed", "content": [{"type": "input_text", "text": "x"}]},
+        {},
+    ),
+    response_item.ResponseOutputMessageParam: (
+        {**SAID, "content": [{"type": "output_text", "text": "x", "annotations": [], "logprobs": []}]},
+        {},
+    ),
+    response_item.ResponseFunctionToolCallParam: (
+        {**FUNCTION_CALL, "id": "fc_1", "status": "completed", "async": False},
+        {"caller": {"type": "direct"}, "namespace": "x"},
+    ),
+    response_item.FunctionCallOutput: (
+        {"type": "function_call_output", "call_id": "c", "output": "x", "id": "f", "name": "f", "status": "completed"},
+        {"caller": {"type": "direct"}, "namespace": "x"},
+    ),
+}
+
+
+def test_every_item_of_a_conversation_works_or_is_refused_by_name(server: Server) -> None:
+    def send(item: dict[str, Any]) -> Answer:
+        return server.ask("POST", "/v1/responses", {"input": [item], "max_output_tokens": 1})
+
+    for kind in get_args(response_item.ResponseInputItemParam):
+        if kind is response_item.ItemReference:
+            continue  # tests/test_responses.py has it
+        if kind not in ITEMS:
+            (name,) = get_args(get_type_hints(kind)["type"])
+            assert send({"type": name}).error(400)["param"] == "input.0.type"
+            continue
+        working, refused = ITEMS[kind]
+        assert working.keys() | refused.keys() == kind.__required_keys__ | kind.__optional_keys__
+        nothing = dict.fromkeys(refused)
+        assert send({**working, **nothing}).status == 200, working
+        for field, value in refused.items():
+            assert send({**working, field: value}).error(400)["param"] == f"input.0.{field}"
+
+
+def test_every_field_of_a_function_tool_works_or_is_refused_by_name(server: Server) -> None:
+    working = {"type": "function", "name": "f", "description": "x", "parameters": {"type": "object"}, "strict": False}
+    refused = {"allowed_callers": ["direct"], "async": True, "defer_loading": True, "output_schema": {}}
+
+    def fault(tool: dict[str, Any]) -> Any:
+        return server.ask("POST", "/v1/responses", {"input": "x", "tools": [tool]}).error(400)["param"]
+
+    kinds = {name for kind in get_args(tool_param.ToolParam) for name in get_args(get_type_hints(kind)["type"])}
+    for name in kinds - {"function"}:
+        assert fault({"type": name}) == "tools.0.type"
+    for name, value in refused.items():
+        assert fault({**working, name: value}) == f"tools.0.{name}"
+    sdk = tool_param.FunctionToolParam
+    assert working.keys() | refused.keys() == sdk.__required_keys__ | sdk.__optional_keys__
+    tool = {**dict.fromkeys(refused), **working}
+    assert server.ask("POST", "/v1/responses", {"input": "x", "tools": [tool]}).status == 200
 
 
 @pytest.mark.parametrize("path", TABLES)

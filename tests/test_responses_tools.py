@@ -143,6 +143,10 @@ def test_calls_and_their_outputs_go_on_to_an_answer(server: Server, sdk: OpenAI)
     spoken = server.ask("POST", "/v1/chat/completions", {"messages": messages, "tools": definitions}).json()
     assert whole.usage is not None and chained.usage is not None
     assert whole.usage.input_tokens == chained.usage.input_tokens == spoken["usage"]["prompt_tokens"]
+    count = sdk.responses.input_tokens.count(
+        model="synthetic", input=outputs, tools=TOOLS, previous_response_id=first.id
+    )
+    assert count.input_tokens == whole.usage.input_tokens
 
 
 def test_the_sdk_streams_calls(sdk: OpenAI) -> None:

@@ -229,6 +229,13 @@ class DeletedResponse(Answer):
     deleted: Literal[True]
 
 
+class InputTokens(Answer):
+    """Of a prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ItemList(Answer):
     """A page of the items that went into a response."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -29,9 +30,41 @@ from server.tools.formats import CallFormat
 ITEMS_PAGE, ITEMS_PAGE_MAX = 20, 100  # OpenAI's own
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request makes of a conversation."""
+
+    items: list[Item]
+    prompt: list[int]
+    calls: CallFormat | None
+
+
 async def create(generation: Generation, call: Call) -> Response | Streaming:
     """POST /v1/responses. Raises ApiError."""
     request = parse_response(call.body)
+    asked = await _read(generation, call, request)
+    model, limit, calls = generation.model, request.max_output_tokens, asked.calls
+    logprobs = _logprobs(request, calls)
+    grammar = ResponseGrammar(request, model.name, model.tokenizer, may_call=calls is not None)
+    parts = generation.parts(request, [asked.prompt], max_tokens=limit, logprobs=logprobs, param="input", calls=calls)
+    kind = framing_asked(call, parts) if request.stream else ""
+    stream = generation.start(call, request, grammar, parts, collect=True)
+    if grammar.response.store:
+        generation.responses.keep(grammar.response_id, json_value(asked.items), stream)
+    if request.background:
+        Background(stream).begin()
+    if request.stream:
+        return streaming(stream, kind)
+    return _as_it_is(stream) if request.background else await collected(call, stream)
+
+
+async def count_input(generation: Generation, call: Call) -> Response:
+    """POST /v1/responses/input_tokens: what the prompt of such a request would be. Raises ApiError."""
+    asked = await _read(generation, call, parse_response(call.body))
+    return json_response({"object": "response.input_tokens", "input_tokens": len(asked.prompt)})
+
+
+async def _read(generation: Generation, call: Call, request: ResponseRequest) -> _Asked:
     generation.check_model(request.model)
     store = generation.responses
     given = read_items(request.input, lambda id: store.find_item(id, call.key))
@@ -39,21 +72,9 @@ async def create(generation: Generation, call: Call) -> Response | Streaming:
     if len(items) > MESSAGES_MAX:
         raise invalid("input", f"the conversation holds {len(items)} items; at most {MESSAGES_MAX} are allowed")
     calls = call_format(generation.model, use := response_tool_use(request))
-    logprobs = _logprobs(request, calls)
     turns = turns_of(items, request.instructions)
     prompt = await generation.encode_turns(turns, "input", tools=use.shown if use else None)
-    model, limit = generation.model, request.max_output_tokens
-    grammar = ResponseGrammar(request, model.name, model.tokenizer, may_call=calls is not None)
-    parts = generation.parts(request, [prompt], max_tokens=limit, logprobs=logprobs, param="input", calls=calls)
-    kind = framing_asked(call, parts) if request.stream else ""
-    stream = generation.start(call, request, grammar, parts, collect=True)
-    if grammar.response.store:
-        store.keep(grammar.response_id, json_value(items), stream)
-    if request.background:
-        Background(stream).begin()
-    if request.stream:
-        return streaming(stream, kind)
-    return _as_it_is(stream) if request.background else await collected(call, stream)
+    return _Asked(items, prompt, calls)
 
 
 def again(call: Call, stream: Stream) -> Response | None:

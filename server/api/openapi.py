@@ -95,6 +95,7 @@ ROUTES: dict[str, dict[str, Operation]] = {
     "/v1/responses": {
         "POST": Operation("A response.", ResponseRequest, ResponseObject, (AnyResponseEvent,), starts=True)
     },
+    "/v1/responses/input_tokens": {"POST": Operation("The tokens of a prompt.", ResponseRequest, answers.InputTokens)},
     "/v1/responses/*": {
         "GET": Operation(
             "A response as it is, or its stream.",

@@ -34,6 +34,9 @@ class FunctionCallItem(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function_call"] = "function_call"
     id: str | None = None
     status: str | None = None
+    async_: Literal[False] | None = msgspec.field(default=None, name="async")
+    caller: None = None
+    namespace: None = None
 
 
 class FunctionOutputItem(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,6 +47,9 @@ class FunctionOutputItem(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function_call_output"] = "function_call_output"
     id: str | None = None
     status: str | None = None
+    name: str | None = None
+    caller: None = None
+    namespace: None = None
 
 
 class ItemReference(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,6 +66,7 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: Any = None  # a prompt's whole is always cached
 
 
 class RefusalPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -155,6 +162,7 @@ def _read_output(item: FunctionOutputItem, path: str) -> Item:
         "status": "completed",
         "call_id": item.call_id,
         "output": output,
+        **({"name": item.name} if item.name else {}),
     }
 
 
@@ -183,7 +191,8 @@ def turns_of(items: list[Item], instructions: str | None) -> list[dict[str, Any]
                 turns.append({"role": "assistant", "content": ""})
             turns[-1].setdefault("tool_calls", []).append(_call(item))
         elif item["type"] == "function_call_output":
-            turns.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
+            turn = {"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]}
+            turns.append({**turn, "name": item["name"]} if "name" in item else turn)
         else:
             role = "system" if item["role"] == "developer" else item["role"]
             turns.append({"role": role, "content": "\n".join(part["text"] for part in item["content"])})

@@ -21,6 +21,11 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    # Refused unless they say nothing.
+    allowed_callers: None = None
+    async_: Literal[False] | None = msgspec.field(default=None, name="async")
+    defer_loading: Literal[False] | None = None
+    output_schema: None = None
 
 
 class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
