@@ -1,0 +1,209 @@
+"""Compiles a kernel's own source for the CPU (see language.h) and launches it.
+
+May import numpy and the standard library. `Emulated` is a library in this process; `Sanitized` runs each launch in a
+program of its own under AddressSanitizer or ThreadSanitizer. Both take numpy arrays (any address) and numpy scalars.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+KERNELS = ROOT / "cuda"
+BUILDS = ROOT / "build" / "cuda-on-cpu"  # by a hash of all that goes in; git ignores it
+
+ORDERS = {"numbered": 0, "reversed": 1, "shuffled": 2}
+LAUNCH_TIMEOUT_S = 120  # a launch takes milliseconds, under a sanitizer a second
+
+_FLAGS = ["-std=c++17", "-O1", "-g1", "-fno-strict-aliasing", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
+_SANITIZERS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DCUDA_ON_CPU_ADDRESS"],
+    "thread": ["-fsanitize=thread", "-DCUDA_ON_CPU_THREAD"],
+}
+_SANITIZER_OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=66",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1:exitcode=66:report_signal_unsafe=0",
+}
+
+Constants = Mapping[str, int]
+
+
+class LaunchError(Exception):
+    """A launch went wrong: a divergent barrier, or what a sanitizer found."""
+
+
+def cuda_headers() -> Path:
+    """Where cuda_fp16.h lies: in the wheel nvidia-cuda-runtime-cu12."""
+    import nvidia
+
+    for place in nvidia.__path__:
+        folder = Path(place) / "cuda_runtime" / "include"
+        if (folder / "cuda_fp16.h").is_file():
+            return folder
+    raise FileNotFoundError("cuda_fp16.h is missing; install nvidia-cuda-runtime-cu12")
+
+
+class Emulated:
+    """The kernels of one source file, compiled with `constants`, in this process."""
+
+    def __init__(self, source: str, constants: Constants, *, kernels: Path = KERNELS, order: str = "numbered") -> None:
+        self.order, self.seed = order, 0
+        self._launch = ctypes.CDLL(str(build(source, constants, "", kernels))).cuda_on_cpu_launch
+        self._launch.restype = ctypes.c_char_p
+
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        shared_bytes: int,
+        arguments: Sequence[Any],
+    ) -> None:
+        """Runs a grid to its end. Arguments are arrays, None for a null pointer, or scalars of the parameter's type."""
+        addresses = (ctypes.c_void_p * len(arguments))()
+        values = [_value(each) for each in arguments]
+        for at, value in enumerate(values):
+            addresses[at] = value.ctypes.data
+        shape = [(ctypes.c_uint * 3)(*each, *[1] * (3 - len(each))) for each in (grid, block)]
+        self.seed += 1
+        error = self._launch(
+            name.encode(),
+            *shape,
+            ctypes.c_size_t(shared_bytes),
+            addresses,
+            ORDERS[self.order],
+            ctypes.c_uint(self.seed),
+        )
+        if error:
+            raise LaunchError(f"{name}: {error.decode()}")
+
+
+class Sanitized:
+    """As `Emulated`, under a sanitizer: every array in memory of its own, of its exact size."""
+
+    def __init__(
+        self, source: str, constants: Constants, sanitizer: str, *, kernels: Path = KERNELS, order: str = "numbered"
+    ) -> None:
+        self.order, self.seed = order, 0
+        self._program = build(source, constants, sanitizer, kernels)
+
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        shared_bytes: int,
+        arguments: Sequence[Any],
+    ) -> None:
+        """See `Emulated.launch`."""
+        buffers: dict[int, np.ndarray[Any, Any]] = {}
+        numbers: dict[int, int] = {}
+        said = []
+        for each in arguments:
+            if isinstance(each, np.ndarray):
+                numbers.setdefault(each.ctypes.data, len(buffers))
+                buffers[each.ctypes.data] = each
+                said.append(struct.pack("i", numbers[each.ctypes.data]))
+            elif each is None:
+                said.append(struct.pack("i", -2))
+            else:
+                said.append(struct.pack("i", -1) + _bytes(each.tobytes()))
+        self.seed += 1
+        shape = [*grid, *[1] * (3 - len(grid)), *block, *[1] * (3 - len(block))]
+        message = [_bytes(name.encode()), struct.pack("=6IQiI", *shape, shared_bytes, ORDERS[self.order], self.seed)]
+        message += [struct.pack("I", len(buffers)), *(_bytes(each.tobytes()) for each in buffers.values())]
+        message += [struct.pack("I", len(said)), *said]
+        self._take(name, self._run(name, b"".join(message)), list(buffers.values()))
+
+    def _run(self, name: str, message: bytes) -> bytes:
+        done = subprocess.run(
+            [str(self._program)],
+            input=message,
+            capture_output=True,
+            timeout=LAUNCH_TIMEOUT_S,
+            env={**os.environ, **_SANITIZER_OPTIONS},
+        )
+        if done.returncode:
+            raise LaunchError(f"{name}: exit code {done.returncode}\n{done.stderr.decode(errors='replace')[:6000]}")
+        return done.stdout
+
+    def _take(self, name: str, answer: bytes, buffers: list[np.ndarray[Any, Any]]) -> None:
+        at = 0
+        parts = []
+        for _ in range(1 + len(buffers)):
+            (size,) = struct.unpack_from("Q", answer, at)
+            parts.append(answer[at + 8 : at + 8 + size])
+            at += 8 + size
+        if parts[0]:
+            raise LaunchError(f"{name}: {parts[0].decode()}")
+        for buffer, content in zip(buffers, parts[1:], strict=True):
+            buffer.reshape(-1).view(np.uint8)[:] = np.frombuffer(content, np.uint8)
+
+
+def build(source: str, constants: Constants, sanitizer: str, kernels: Path = KERNELS) -> Path:
+    """Compiles `source`.cu: a library, or with a sanitizer a program. Made once for each content."""
+    compiler = shutil.which("g++")
+    assert compiler, "the CUDA kernels' tests need g++ (Debian package g++)"
+    text = (kernels / f"{source}.cu").read_text()
+    names = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(', text)
+    flags = [*_FLAGS, *_SANITIZERS.get(sanitizer, []), *(f"-D{name}={value}" for name, value in constants.items())]
+    state = hashlib.sha256(repr((flags, names)).encode())
+    for path in (kernels / f"{source}.cu", *sorted(kernels.glob("*.cuh")), *sorted(HERE.glob("*.[hc]*"))):
+        state.update(path.read_bytes())
+    target = BUILDS / f"{source}-{sanitizer or 'plain'}-{state.hexdigest()[:20]}{'' if sanitizer else '.so'}"
+    if not target.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            unit = Path(folder) / "unit.cpp"
+            listed = " ".join(f"KERNEL({name})" for name in names)
+            unit.write_text(f'#include "language.h"\n#define KERNELS {listed}\n#include "{source}.cu"\n#include "entry.h"\n')
+            _compile(compiler, unit, target, flags, sanitizer, kernels)
+    return target
+
+
+def _compile(
+    compiler: str, unit: Path, target: Path, flags: list[str], sanitizer: str, kernels: Path
+) -> None:
+    includes = [f"-I{HERE}", f"-I{kernels}", "-isystem", str(cuda_headers())]
+    bare = [each for each in flags if not each.startswith("-fsanitize")]
+    scheduler, kernel = unit.with_name("scheduler.o"), unit.with_name("kernel.o")
+    program = ["-DCUDA_ON_CPU_PROGRAM"] if sanitizer else []
+    _run([compiler, *bare, *includes, "-c", str(HERE / "scheduler.cpp"), "-o", str(scheduler)])
+    _run([compiler, *flags, *program, *includes, "-c", str(unit), "-o", str(kernel)])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    linked = unit.with_name("linked")
+    _run([compiler, *flags, *([] if sanitizer else ["-shared"]), str(kernel), str(scheduler), "-o", str(linked)])
+    part = target.with_suffix(f".{os.getpid()}")
+    shutil.copy(linked, part)
+    os.replace(part, target)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[:8000]}"
+
+
+def _value(argument: Any) -> np.ndarray[Any, Any]:
+    """The argument's own bytes, in memory."""
+    if argument is None:
+        return np.zeros(1, np.uint64)
+    if isinstance(argument, np.ndarray):
+        return np.array([argument.ctypes.data], np.uint64)
+    return np.array([argument], argument.dtype)
+
+
+def _bytes(content: bytes) -> bytes:
+    return struct.pack("Q", len(content)) + content
