@@ -1,7 +1,7 @@
 // One warp's part of attention: some query rows take in keys and values, a few positions at a time, by the online softmax
 // (arXiv 1805.02867). Used by paged_attention.cu and paged_prefill.cu.
 //
-// Compile-time constants: KIND, HEAD_DIM (a multiple of 16, at most 256), BLOCK_SIZE (a multiple of 16), GROUP (query heads
+// Compile-time constants: KIND, HEAD_DIM (a multiple of 16, of 32 above 128, at most 256), BLOCK_SIZE (a multiple of 16), GROUP (query heads
 // that share one key-value head).
 //
 // `Rows<ROWS>` is the warp's state. A `Tile` is where STEP positions lie: key(t) and value(t) are the rows of its t-th
@@ -16,8 +16,10 @@
 
 #include "warp.cuh"
 
+static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256 && (HEAD_DIM <= 128 || HEAD_DIM % 32 == 0), "no such head");
+static_assert(BLOCK_SIZE % 16 == 0, "a step of 16 positions must not cross blocks");
+
 constexpr float LOG2_E = 1.44269504088896340736f;
-constexpr float NOTHING = -INFINITY;  // the peak of a row that has seen no position
 
 #if KIND == FLOAT32
 constexpr int STEP = 32;  // positions that a warp takes in at once
@@ -25,14 +27,19 @@ constexpr int STEP = 32;  // positions that a warp takes in at once
 constexpr int STEP = 16;
 #endif
 
+// The peak of a row that has seen no position: minus infinity.
+__device__ inline float nothing() {
+    return __uint_as_float(0xff800000u);
+}
+
 // A peak to subtract: of a row without a position every weight is exp2(-inf - 0) = 0, where -inf - -inf would be NaN.
 __device__ inline float finite(float peak) {
-    return peak == NOTHING ? 0.0f : peak;
+    return peak == nothing() ? 0.0f : peak;
 }
 
 // Positions [first, first + STEP) of a sequence in the cache; those of [from, end) may be read.
 struct CacheTile {
-    static constexpr int PARTS = STEP > BLOCK_SIZE ? STEP / BLOCK_SIZE : 1;  // blocks that it touches
+    static constexpr int PARTS = STEP > BLOCK_SIZE ? 2 : 1;  // blocks that it touches
     const Number *k, *v;
     long long start[PARTS];
     int first, from, end;
@@ -49,7 +56,8 @@ struct CacheTile {
     }
 
     __device__ long long row(int t) const {
-        return start[PARTS == 1 ? 0 : t / BLOCK_SIZE] + (PARTS == 1 ? t : t % BLOCK_SIZE) * HEAD_DIM;
+        if constexpr (PARTS == 1) return start[0] + t * HEAD_DIM;
+        return (t < BLOCK_SIZE ? start[0] : start[PARTS - 1]) + t % BLOCK_SIZE * HEAD_DIM;  // never an array in local memory
     }
 
     __device__ const Number *key(int t) const {
@@ -85,12 +93,13 @@ template <int ROWS> struct Rows {
     // `query(row)` is null for a row that isn't there.
     template <class Query> __device__ Rows(float *shared, Query query) : queries(shared), weights(shared + ROWS * HEAD_DIM) {
         lane = threadIdx.x % WARP_THREADS;
+#pragma unroll
         for (int row = 0; row < ROWS; row++) {
             const float *from = query(row);
             for (int dim = lane; dim < HEAD_DIM; dim += WARP_THREADS) {
                 queries[row * HEAD_DIM + dim] = from ? from[dim] : 0.0f;
             }
-            peak[row] = NOTHING;
+            peak[row] = nothing();
             sum[row] = 0.0f;
             for (int at = 0; at < 4 * QUADS; at++) out[row][at] = 0.0f;
         }
@@ -116,12 +125,13 @@ template <int ROWS> struct Rows {
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
             const bool seen = inside(position, end[row]) && inside(from[row] - 1, position);
-            const float scaled = seen ? score[row] * scale : NOTHING;
+            const float scaled = seen ? score[row] * scale : nothing();
             const float higher = fmaxf(peak[row], maximum<WARP_THREADS>(scaled));
             const float kept = exp2f(peak[row] - finite(higher));
             const float weight = exp2f(scaled - finite(higher));
             peak[row] = higher;
             sum[row] = sum[row] * kept + weight;
+#pragma unroll
             for (int at = 0; at < 4 * QUADS; at++) out[row][at] *= kept;
             weights[row * STEP + lane] = weight;
         }
@@ -149,6 +159,11 @@ template <int ROWS> struct Rows {
         }
     }
 
+    // Whether this lane tells the others of a row, whose peak and sum several lanes know.
+    __device__ bool tells(int held) const {
+        return lane == held;
+    }
+
     // The row's sum of weights, for every lane.
     __device__ float whole_sum(int held) {
         return total<WARP_THREADS>(sum[held]);
@@ -172,7 +187,9 @@ template <int ROWS> struct Rows {
     static constexpr int HELD = 2;
     static constexpr int SHARED_FLOATS = 0;
     static constexpr int WIDE = HEAD_DIM / 64 * 64;  // dimensions of values that are read 8 at a time
-    unsigned query[HEAD_DIM / 16][4];
+    static constexpr bool KEPT = HEAD_DIM <= 128;  // queries of longer heads leave no registers, so they are read again each time
+    unsigned query[KEPT ? HEAD_DIM / 16 : 1][4];
+    const Number *source[2];
     float peak[2], sum[2], out[HEAD_DIM / 8][4];
     int g, t;
 
@@ -186,34 +203,48 @@ template <int ROWS> struct Rows {
         t = threadIdx.x % 4;
 #pragma unroll
         for (int held = 0; held < 2; held++) {
-            const Number *from = query_of(row(held));
-#pragma unroll
-            for (int dim = 0; dim + 32 <= HEAD_DIM; dim += 32) {
-                const Words<4> part = from ? *reinterpret_cast<const Words<4> *>(from + dim + 8 * t) : Words<4>{};
-                query[dim / 16][held] = part.word[0];
-                query[dim / 16][2 + held] = part.word[1];
-                query[dim / 16 + 1][held] = part.word[2];
-                query[dim / 16 + 1][2 + held] = part.word[3];
-            }
-            if constexpr (HEAD_DIM % 32 != 0) {
-                constexpr int DIM = HEAD_DIM - 16;
-                const Words<2> part = from ? *reinterpret_cast<const Words<2> *>(from + DIM + 4 * t) : Words<2>{};
-                query[DIM / 16][held] = part.word[0];
-                query[DIM / 16][2 + held] = part.word[1];
-            }
-            peak[held] = NOTHING;
+            source[held] = query_of(row(held));
+            peak[held] = nothing();
             sum[held] = 0.0f;
+        }
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int dim = 0; dim + 32 <= HEAD_DIM; dim += 32) read_query(dim, query[dim / 16], query[dim / 16 + 1]);
+            if constexpr (HEAD_DIM % 32 != 0) read_last_query(query[HEAD_DIM / 16 - 1]);
         }
 #pragma unroll
         for (int at = 0; at < HEAD_DIM / 8; at++) out[at][0] = out[at][1] = out[at][2] = out[at][3] = 0.0f;
+    }
+
+    // Operands of two products: of the 32 dimensions from `dim` on, 8 neighbours for each lane.
+    __device__ void read_query(int dim, unsigned (&first)[4], unsigned (&second)[4]) const {
+#pragma unroll
+        for (int held = 0; held < 2; held++) {
+            const Words<4> part =
+                source[held] ? *reinterpret_cast<const Words<4> *>(source[held] + dim + 8 * t) : Words<4>{};
+            first[held] = part.word[0];
+            first[2 + held] = part.word[1];
+            second[held] = part.word[2];
+            second[2 + held] = part.word[3];
+        }
+    }
+
+    // The operand of the last 16 dimensions where 32 don't divide the head, 4 neighbours for each lane.
+    __device__ void read_last_query(unsigned (&operand)[4]) const {
+#pragma unroll
+        for (int held = 0; held < 2; held++) {
+            const Number *from = source[held] + HEAD_DIM - 16 + 4 * t;
+            const Words<2> part = source[held] ? *reinterpret_cast<const Words<2> *>(from) : Words<2>{};
+            operand[held] = part.word[0];
+            operand[2 + held] = part.word[1];
+        }
     }
 
     // Row r sees the positions [from[r], end[r]) of those at `first` and after; `scale` is for powers of 2.
     template <class Tile>
     __device__ void take(const Tile &tile, int first, const int (&from)[HELD], const int (&end)[HELD], float scale) {
         float score[2][4] = {};
-        multiply_keys(tile, 0, score[0]);
-        multiply_keys(tile, 8, score[1]);
+        multiply_keys(tile, score);
         unsigned weights[4];
 #pragma unroll
         for (int held = 0; held < 2; held++) {
@@ -222,7 +253,7 @@ template <int ROWS> struct Rows {
             for (int at = 0; at < 4; at++) {
                 const int position = first + 8 * (at / 2) + 2 * t + at % 2;
                 const bool seen = inside(position, end[held]) && inside(from[held] - 1, position);
-                scaled[at] = seen ? score[at / 2][2 * held + at % 2] * scale : NOTHING;
+                scaled[at] = seen ? score[at / 2][2 * held + at % 2] * scale : nothing();
             }
             const float own = fmaxf(fmaxf(scaled[0], scaled[1]), fmaxf(scaled[2], scaled[3]));
             const float higher = fmaxf(peak[held], maximum<4>(own));
@@ -245,20 +276,27 @@ template <int ROWS> struct Rows {
         if constexpr (HEAD_DIM % 32 != 0) multiply_values<16>(tile, HEAD_DIM - 16, weights);
     }
 
-    // Scores of the 8 positions from `at` on: lane (g, t) brings the key of the g-th.
-    template <class Tile> __device__ void multiply_keys(const Tile &tile, int at, float (&score)[4]) {
-        const bool has = tile.has(at + g);
-        const Number *key = tile.key(at + g);
-#pragma unroll
+    // Scores of all STEP positions, 8 a product: lane (g, t) brings the g-th's key.
+    template <class Tile> __device__ void multiply_keys(const Tile &tile, float (&score)[2][4]) {
+#pragma unroll(KEPT ? 4 : 2)
         for (int dim = 0; dim + 32 <= HEAD_DIM; dim += 32) {
-            const Words<4> part = has ? *reinterpret_cast<const Words<4> *>(key + dim + 8 * t) : Words<4>{};
-            multiply_add(score, query[dim / 16], part.word[0], part.word[1]);
-            multiply_add(score, query[dim / 16 + 1], part.word[2], part.word[3]);
+            unsigned first[4], second[4];
+            if constexpr (!KEPT) read_query(dim, first, second);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const Number *key = tile.key(8 * half + g) + dim + 8 * t;
+                const Words<4> part = tile.has(8 * half + g) ? *reinterpret_cast<const Words<4> *>(key) : Words<4>{};
+                multiply_add(score[half], KEPT ? query[dim / 16] : first, part.word[0], part.word[1]);
+                multiply_add(score[half], KEPT ? query[dim / 16 + 1] : second, part.word[2], part.word[3]);
+            }
         }
         if constexpr (HEAD_DIM % 32 != 0) {
-            constexpr int DIM = HEAD_DIM - 16;
-            const Words<2> part = has ? *reinterpret_cast<const Words<2> *>(key + DIM + 4 * t) : Words<2>{};
-            multiply_add(score, query[DIM / 16], part.word[0], part.word[1]);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const Number *key = tile.key(8 * half + g) + HEAD_DIM - 16 + 4 * t;
+                const Words<2> part = tile.has(8 * half + g) ? *reinterpret_cast<const Words<2> *>(key) : Words<2>{};
+                multiply_add(score[half], query[HEAD_DIM / 16 - 1], part.word[0], part.word[1]);
+            }
         }
     }
 
@@ -283,6 +321,11 @@ template <int ROWS> struct Rows {
                              __byte_perm(part[2].word[word], part[3].word[word], halves));
             }
         }
+    }
+
+    // Whether this lane tells the others of a row, whose peak and sum several lanes know.
+    __device__ bool tells(int) const {
+        return t == 0;
     }
 
     // The row's sum of weights, for the lanes that hold it.

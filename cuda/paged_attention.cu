@@ -27,19 +27,21 @@ typedef Rows<GROUP_ROWS> State;
 // [WARPS][GROUP_ROWS]. Warps add in turns, so the order of additions is always the same.
 __device__ void merge_warps(State &state, float *merged, float *peaks, float *weights) {
     const int warp = threadIdx.x / WARP_THREADS;
+#pragma unroll
     for (int held = 0; held < State::HELD; held++) {
         const int row = State::row(held);
         const float weight = state.whole_sum(held);
-        if (!inside(row, GROUP_ROWS)) continue;
+        if (!state.tells(held) || !inside(row, GROUP_ROWS)) continue;
         peaks[warp * GROUP_ROWS + row] = state.peak[held];
         weights[warp * GROUP_ROWS + row] = weight;
     }
     __syncthreads();
     for (int turn = 0; turn < WARPS; turn++) {
-        for (int held = 0; turn == warp && held < State::HELD; held++) {
+#pragma unroll
+        for (int held = 0; held < State::HELD; held++) {
             const int row = State::row(held);
-            if (!inside(row, GROUP_ROWS)) continue;
-            float highest = NOTHING;
+            if (turn != warp || !inside(row, GROUP_ROWS)) continue;
+            float highest = nothing();
             for (int each = 0; each < WARPS; each++) highest = fmaxf(highest, peaks[each * GROUP_ROWS + row]);
             const float factor = exp2f(state.peak[held] - finite(highest));
             state.each(held, [&](int dim, float sum) {
@@ -51,7 +53,7 @@ __device__ void merge_warps(State &state, float *merged, float *peaks, float *we
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 2)
     paged_attention(Number *__restrict__ out, float *__restrict__ partials, const Number *__restrict__ q,
                     const Number *__restrict__ k_cache, const Number *__restrict__ v_cache, const int *__restrict__ tables,
                     const int *__restrict__ rows, const int *__restrict__ contexts, int q_stride, int kv_heads,
@@ -74,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(128)
     const Number *query = q + (long long)rows[sequence] * q_stride + (long long)head * HEAD_DIM;
     State state(own, [&](int row) { return inside(row, row_count) ? query + row * HEAD_DIM : nullptr; });
     int froms[State::HELD], ends[State::HELD];
+#pragma unroll
     for (int held = 0; held < State::HELD; held++) {
         froms[held] = from;
         ends[held] = context;
@@ -87,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(128)
 
     for (int at = threadIdx.x; at < row_count * HEAD_DIM; at += blockDim.x) {
         const int row = at / HEAD_DIM, dim = at % HEAD_DIM;
-        float highest = NOTHING, weight = 0.0f;
+        float highest = nothing(), weight = 0.0f;
         for (int each = 0; each < WARPS; each++) highest = fmaxf(highest, peaks[each * GROUP_ROWS + row]);
         for (int each = 0; each < WARPS; each++) {
             weight += weights[each * GROUP_ROWS + row] * exp2f(peaks[each * GROUP_ROWS + row] - finite(highest));
@@ -107,14 +110,14 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 2)
     paged_attention_merge(Number *__restrict__ out, const float *__restrict__ partials, const int *__restrict__ rows, int splits) {
     const int head = blockIdx.x, heads = gridDim.x, sequence = blockIdx.y;
     const int kv_head = head / GROUP, row = head % GROUP;
     const long long first = ((long long)sequence * (heads / GROUP) + kv_head) * splits * GROUP + row;
     const float *partial = partials + first * (HEAD_DIM + 2);
     const int stride = GROUP * (HEAD_DIM + 2);
-    float highest = NOTHING, weight = 0.0f;
+    float highest = nothing(), weight = 0.0f;
     for (int split = 0; split < splits; split++) highest = fmaxf(highest, partial[split * stride + HEAD_DIM]);
     for (int split = 0; split < splits; split++) {
         weight += partial[split * stride + HEAD_DIM + 1] * exp2f(partial[split * stride + HEAD_DIM] - highest);

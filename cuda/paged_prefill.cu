@@ -4,22 +4,21 @@
 // Layout: as in paged_attention.cu. Slice s is the rows `rows[s]` … `rows[s + 1] - 1` of q, the last positions of its
 // contexts[s]. KIND, HEAD_DIM, BLOCK_SIZE and GROUP are compile-time constants.
 // Launch: grid (tiles, kv_heads), 128 threads; tiles [tile][2] holds a slice and the first of its packed rows: row p of a slice is
-// head p % GROUP of the group at token p / GROUP. A tile has TILE_ROWS packed rows, so chunks need no padding beyond their last
+// head p % GROUP of the group at token p / GROUP. A tile has WARP_ROWS packed rows for each warp, so chunks need no padding beyond their last
 // tile, and a group's heads share keys.
-// Work: a tile reads the keys and values up to its last token once, for 4 * TILE_ROWS operations a number: bound by arithmetic.
+// Work: a tile reads the keys and values up to its last token once, for 4 operations a row and a number: bound by arithmetic.
 // Why: flash attention (arXiv 2307.08691): 4 warps of 16 rows share the keys and values of KEYS positions in shared memory, the
 // next ones being copied (cp.async) while these are multiplied. Rows of shared memory are padded so that the 16-byte reads
 // of 8 lanes meet 8 different groups of banks: keys are read by 2 neighbouring rows at once, values by every second row.
 // float32 reads the cache directly; it is for exactness, not for speed.
 #include "attention.cuh"
 
-constexpr int WARPS = 4;
-constexpr int KEYS = 32;  // positions of a stage; two stages of the largest head (256) take 71 KB, which every GPU from sm_80 on has
 
 #if KIND == FLOAT32
 constexpr int WARP_ROWS = 8;  // 16 would take more registers than a thread has
 #else
 constexpr int WARP_ROWS = 16;
+constexpr int KEYS = 32;  // positions of a stage; two stages of the largest head take 71 KB, which GPUs from sm_80 on have
 constexpr int PIECES = HEAD_DIM / 8;                         // of 16 bytes in a row
 constexpr int KEY_STRIDE = 8 * ((PIECES + 3) / 8 * 8 + 4);   // numbers; a multiple of 4 pieces that isn't one of 8
 constexpr int VALUE_STRIDE = 8 * (PIECES + 1 - PIECES % 2);  // an odd number of pieces
@@ -64,9 +63,8 @@ struct StageTile {
 #endif
 
 typedef Rows<WARP_ROWS> State;
-constexpr int TILE_ROWS = WARPS * WARP_ROWS;
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 2)
     paged_prefill(Number *__restrict__ out, const Number *__restrict__ q, const Number *__restrict__ k_cache,
                   const Number *__restrict__ v_cache, const int *__restrict__ tables, const int *__restrict__ tiles,
                   const int *__restrict__ rows, const int *__restrict__ contexts, int q_stride, int kv_heads, int table_stride,
@@ -82,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(128)
         return inside(at, packed_rows) ? q + q_start + (long long)(at / GROUP) * q_stride + at % GROUP * HEAD_DIM : nullptr;
     });
     int froms[State::HELD], ends[State::HELD];
+#pragma unroll
     for (int held = 0; held < State::HELD; held++) {
         ends[held] = min(before + (warp_row + State::row(held)) / GROUP + 1, context);
         froms[held] = window != 0 ? max(ends[held] - window, 0) : 0;
@@ -99,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(128)
         state.take(tile, first, froms, ends, scale);
     }
 #else
-    const int tile_end = min(before + (tile_row + TILE_ROWS - 1) / GROUP + 1, context);
+    const int tile_end = min(before + (tile_row + (int)blockDim.x / WARP_THREADS * WARP_ROWS - 1) / GROUP + 1, context);
     Number *stages = reinterpret_cast<Number *>(shared_memory());
     fill(stages, k_cache, v_cache, table, kv_heads, kv_head, tile_from, tile_end);
     end_copy_group();
@@ -120,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 #endif
 
+#pragma unroll
     for (int held = 0; held < State::HELD; held++) {
         const int at = warp_row + State::row(held);
         const float weight = state.whole_sum(held);

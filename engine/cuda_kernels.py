@@ -58,8 +58,8 @@ class Shape:
     def problem(self) -> str | None:
         """Why there are no kernels for this shape."""
         pair = 8 if self.kind == "float32" else 16
-        if self.head_dim % 16 or self.head_dim > _HEAD_DIM_MAX:
-            return f"heads of {self.head_dim} (a multiple of 16 up to {_HEAD_DIM_MAX} is needed)"
+        if self.head_dim % (16 if self.head_dim <= 128 else 32) or self.head_dim > _HEAD_DIM_MAX:
+            return f"heads of {self.head_dim} (a multiple of 16 up to 128, or of 32 up to {_HEAD_DIM_MAX}, is needed)"
         if self.rotary_dim % pair or (self.head_dim - self.rotary_dim) % pair:
             return f"{self.rotary_dim} rotary dimensions (a multiple of {pair} is needed)"
         if self.block_size % 16:

@@ -221,4 +221,26 @@ def check_copies(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     assert (host == expected).all(), "swapped blocks"
 
 
-Check = Callable[[Load, Shape, np.random.Generator], None]
+def check_all(load: Load, shape: Shape, rng: np.random.Generator) -> None:
+    """Small launches that reach every line: for sanitizers, and to judge mutations."""
+    for check in CHECKS.values():
+        check(load, shape, rng)
+
+
+def _decode(load: Load, shape: Shape, rng: np.random.Generator) -> None:
+    check_decode(load, shape, rng, [1, 16, 47, 130])
+    check_decode(load, shape, rng, [270, 33], window=40, more_splits=1)
+
+
+def _prefill(load: Load, shape: Shape, rng: np.random.Generator) -> None:
+    check_prefill(load, shape, rng, [(1, 0), (5, 9), (30, 50), (1, 37)])
+    check_prefill(load, shape, rng, [(40, 60), (3, 2)], window=13)
+
+
+# By the source file whose lines they reach.
+CHECKS: dict[str, Callable[[Load, Shape, np.random.Generator], None]] = {
+    "paged_attention": _decode,
+    "paged_prefill": _prefill,
+    "kv_write": lambda load, shape, rng: check_kv_write(load, shape, rng, 21),
+    "block_copy": check_copies,
+}

@@ -14,7 +14,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Emulated:
 
     def __init__(self, source: str, constants: Constants, *, kernels: Path = KERNELS, order: str = "numbered") -> None:
         self.order, self.seed = order, 0
-        self._launch = ctypes.CDLL(str(build(source, constants, "", kernels))).cuda_on_cpu_launch
+        self._launch = ctypes.CDLL(str(build(source, constants, kernels=kernels))).cuda_on_cpu_launch
         self._launch.restype = ctypes.c_char_p
 
     def launch(
@@ -154,41 +154,57 @@ class Sanitized:
             buffer.reshape(-1).view(np.uint8)[:] = np.frombuffer(content, np.uint8)
 
 
-def build(source: str, constants: Constants, sanitizer: str, kernels: Path = KERNELS) -> Path:
+def build(source: str, constants: Constants, sanitizer: str = "", kernels: Path = KERNELS) -> Path:
     """Compiles `source`.cu: a library, or with a sanitizer a program. Made once for each content."""
-    compiler = shutil.which("g++")
-    assert compiler, "the CUDA kernels' tests need g++ (Debian package g++)"
     text = (kernels / f"{source}.cu").read_text()
     names = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(', text)
+    listed = " ".join(f"KERNEL({name})" for name in names)
+    unit = f'#include "language.h"\n#define KERNELS {listed}\n#include "{source}.cu"\n#include "entry.h"\n'
     flags = [*_FLAGS, *_SANITIZERS.get(sanitizer, []), *(f"-D{name}={value}" for name, value in constants.items())]
-    state = hashlib.sha256(repr((flags, names)).encode())
-    for path in (kernels / f"{source}.cu", *sorted(kernels.glob("*.cuh")), *sorted(HERE.glob("*.[hc]*"))):
+    flags += ["-DCUDA_ON_CPU_PROGRAM"] if sanitizer else []
+    read = [kernels / f"{source}.cu", *sorted(kernels.glob("*.cuh")), *sorted(HERE.glob("*.[hc]*"))]
+    suffix = "" if sanitizer else ".so"
+
+    def make(target: Path) -> None:
+        path = target.with_name(target.name + ".cpp")
+        path.write_text(unit)
+        linked = [] if sanitizer else ["-shared"]
+        includes = [f"-I{HERE}", f"-I{kernels}", "-isystem", str(cuda_headers())]
+        _run([_compiler(), *flags, *includes, *linked, str(path), str(_scheduler(sanitizer)), "-o", str(target)])
+
+    return _made_once(f"{source}-{sanitizer or 'plain'}", suffix, (flags, unit), read, make)
+
+
+def _scheduler(sanitizer: str) -> Path:
+    """Its own bookkeeping is no part of what is checked, so it is compiled without instrumentation."""
+    flags = [*_FLAGS, *(each for each in _SANITIZERS.get(sanitizer, []) if not each.startswith("-f"))]
+
+    def make(target: Path) -> None:
+        command = [_compiler(), *flags, f"-I{HERE}", "-isystem", str(cuda_headers())]
+        _run([*command, "-c", str(HERE / "scheduler.cpp"), "-o", str(target)])
+
+    return _made_once(f"scheduler-{sanitizer or 'plain'}", ".o", flags, sorted(HERE.glob("*.[hc]*")), make)
+
+
+def _made_once(name: str, suffix: str, asked: Any, read: Sequence[Path], make: Callable[[Path], None]) -> Path:
+    """The file that `make` makes of what is asked and read; there whole or not at all."""
+    state = hashlib.sha256(repr(asked).encode())
+    for path in read:
         state.update(path.read_bytes())
-    target = BUILDS / f"{source}-{sanitizer or 'plain'}-{state.hexdigest()[:20]}{'' if sanitizer else '.so'}"
+    target = BUILDS / f"{name}-{state.hexdigest()[:20]}{suffix}"
     if not target.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            unit = Path(folder) / "unit.cpp"
-            listed = " ".join(f"KERNEL({name})" for name in names)
-            unit.write_text(f'#include "language.h"\n#define KERNELS {listed}\n#include "{source}.cu"\n#include "entry.h"\n')
-            _compile(compiler, unit, target, flags, sanitizer, kernels)
+        BUILDS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILDS) as folder:
+            made = Path(folder) / target.name
+            make(made)
+            os.replace(made, target)
     return target
 
 
-def _compile(
-    compiler: str, unit: Path, target: Path, flags: list[str], sanitizer: str, kernels: Path
-) -> None:
-    includes = [f"-I{HERE}", f"-I{kernels}", "-isystem", str(cuda_headers())]
-    bare = [each for each in flags if not each.startswith("-fsanitize")]
-    scheduler, kernel = unit.with_name("scheduler.o"), unit.with_name("kernel.o")
-    program = ["-DCUDA_ON_CPU_PROGRAM"] if sanitizer else []
-    _run([compiler, *bare, *includes, "-c", str(HERE / "scheduler.cpp"), "-o", str(scheduler)])
-    _run([compiler, *flags, *program, *includes, "-c", str(unit), "-o", str(kernel)])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    linked = unit.with_name("linked")
-    _run([compiler, *flags, *([] if sanitizer else ["-shared"]), str(kernel), str(scheduler), "-o", str(linked)])
-    part = target.with_suffix(f".{os.getpid()}")
-    shutil.copy(linked, part)
-    os.replace(part, target)
+def _compiler() -> str:
+    compiler = shutil.which("g++")
+    assert compiler, "the CUDA kernels' tests need g++ (Debian package g++)"
+    return compiler
 
 
 def _run(command: list[str]) -> None:
