@@ -25,17 +25,17 @@ constexpr int VALUE_STRIDE = 8 * (PIECES + 1 - PIECES % 2);  // an odd number of
 constexpr int STAGE = KEYS * (KEY_STRIDE + VALUE_STRIDE);
 static_assert(KEY_STRIDE >= HEAD_DIM && VALUE_STRIDE >= HEAD_DIM, "a row doesn't fit");
 
-// Starts to copy positions [first, first + KEYS) into a stage; those from `end` on become zeros.
+// Starts to copy positions [first, first + KEYS) into a stage; those outside of [from, end) become zeros.
 __device__ void fill(Number *stage, const Number *k_cache, const Number *v_cache, const int *table, int kv_heads, int head,
-                     int first, int end) {
+                     int first, int from, int end) {
     for (int at = threadIdx.x; at < KEYS * PIECES; at += blockDim.x) {
         const int t = at / PIECES, dim = at % PIECES * 8, position = first + t;
         Number *key = stage + t * KEY_STRIDE + dim, *value = stage + KEYS * KEY_STRIDE + t * VALUE_STRIDE + dim;
-        if (inside(position, end)) {
+        if (inside(position, end) && inside(from - 1, position)) {
             const long long block = table[position / BLOCK_SIZE];
-            const long long from = ((block * kv_heads + head) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM + dim;
-            copy_16_later(key, k_cache + from);
-            copy_16_later(value, v_cache + from);
+            const long long at_cache = ((block * kv_heads + head) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM + dim;
+            copy_16_later(key, k_cache + at_cache);
+            copy_16_later(value, v_cache + at_cache);
         } else {
             *reinterpret_cast<Words<4> *>(key) = Words<4>{};
             *reinterpret_cast<Words<4> *>(value) = Words<4>{};
@@ -86,32 +86,33 @@ extern "C" __global__ void __launch_bounds__(128, 2)
         froms[held] = window != 0 ? max(ends[held] - window, 0) : 0;
     }
     // The first position that a row of the tile sees, and what the warp's rows see together.
-    const int tile_from = window != 0 ? max(before + tile_row / GROUP + 1 - window, 0) / STEP * STEP : 0;
+    const int tile_from = window != 0 ? max(before + tile_row / GROUP + 1 - window, 0) : 0;
+    const int tile_first = tile_from / STEP * STEP;
     const int warp_end = min(before + (warp_row + WARP_ROWS - 1) / GROUP + 1, context);
     const int warp_from = window != 0 ? max(before + warp_row / GROUP + 1 - window, 0) : 0;
     const int *table = tables + (long long)slice * table_stride;
     scale *= LOG2_E;
 
 #if KIND == FLOAT32
-    for (int first = tile_from; first < warp_end; first += STEP) {
+    for (int first = tile_first; first < warp_end; first += STEP) {
         const CacheTile tile(k_cache, v_cache, table, kv_heads, kv_head, first, warp_from, warp_end);
         state.take(tile, first, froms, ends, scale);
     }
 #else
     const int tile_end = min(before + (tile_row + (int)blockDim.x / WARP_THREADS * WARP_ROWS - 1) / GROUP + 1, context);
     Number *stages = reinterpret_cast<Number *>(shared_memory());
-    fill(stages, k_cache, v_cache, table, kv_heads, kv_head, tile_from, tile_end);
+    fill(stages, k_cache, v_cache, table, kv_heads, kv_head, tile_first, tile_from, tile_end);
     end_copy_group();
     int turn = 0;
-    for (int first = tile_from; first < tile_end; first += KEYS, turn ^= 1) {
-        if (inside(first + KEYS, tile_end)) {
-            fill(stages + (turn ^ 1) * STAGE, k_cache, v_cache, table, kv_heads, kv_head, first + KEYS, tile_end);
+    for (int first = tile_first; first < tile_end; first += KEYS, turn ^= 1) {
+        if (first + KEYS < tile_end) {
+            fill(stages + (turn ^ 1) * STAGE, k_cache, v_cache, table, kv_heads, kv_head, first + KEYS, tile_from, tile_end);
         }
         end_copy_group();
         wait_for_copies<1>();
         __syncthreads();  // the stage is filled
         for (int at = 0; at < KEYS; at += STEP) {
-            if (inside(first + at, warp_end) && inside(warp_from, first + at + STEP)) {
+            if (first + at < warp_end && warp_from < first + at + STEP) {  // what none of the rows sees is skipped
                 state.take(StageTile{stages + turn * STAGE, at}, first + at, froms, ends, scale);
             }
         }

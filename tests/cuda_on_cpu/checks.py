@@ -1,8 +1,8 @@
 """Each kernel against a float64 reference, through the engine's own launch shapes.
 
-May import numpy and engine.cuda_kernels. A check takes a `Load` (see engine.cuda_kernels), a shape and a random generator,
-and raises AssertionError, or the launcher's error. Slots that nothing was written to hold NaN, results are poisoned
-before the launch, blocks lie in random order and sequences share them.
+May import numpy and engine.cuda_kernels. A check takes a `Load` (see engine.cuda_kernels), a shape and a random
+generator, and raises AssertionError, or the launcher's error. Slots that nothing was written to hold NaN, results are
+poisoned before the launch, blocks lie in random order and sequences share them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class World:
     tables: Tables
 
     @classmethod
-    def made(cls, shape: Shape, contexts: Sequence[int], rng: np.random.Generator) -> World:
-        """The second of two sequences shares the first's whole blocks, as far as both go, at times."""
+    def made(cls, shape: Shape, contexts: Sequence[int], rng: np.random.Generator, firsts: Sequence[int] = ()) -> World:
+        """A sequence may share the whole blocks of the one before it. With `firsts` none does, and the positions before
+        a sequence's first, which no window reaches, hold NaN."""
         size, row = shape.block_size, (shape.kv_heads, shape.head_dim)
         needed = [-(-context // size) for context in contexts]
         pool = 1 + sum(needed)
@@ -65,10 +66,9 @@ class World:
         keys: list[Array] = []
         values: list[Array] = []
         for number, context in enumerate(contexts):
-            shared = min(context, contexts[number - 1]) // size if number and rng.random() < 0.5 else 0
-            own = [*blocks[-1][:shared], *(free.pop() for _ in range(needed[number] - shared))] if blocks else free[-needed[0] :]
-            if not blocks:
-                del free[-needed[0] :]
+            shared = min(context, contexts[number - 1]) // size if number and not firsts and rng.random() < 0.5 else 0
+            before = blocks[-1][:shared] if shared else []
+            own = [*before, *(free.pop() for _ in range(needed[number] - shared))]
             for cache in (k_cache, v_cache):
                 new = decoded(encoded(rng.standard_normal((context - shared * size, *row)), shape.kind), shape.kind)
                 for at, vector in enumerate(new, shared * size):
@@ -77,6 +77,9 @@ class World:
         for own, context in zip(blocks, contexts, strict=True):
             for cache, known in ((k_cache, keys), (v_cache, values)):
                 known.append(np.concatenate([cache[each] for each in own], 1).transpose(1, 0, 2)[:context])
+        for own, first in zip(blocks, firsts, strict=False):
+            for at in range(first):
+                k_cache[own[at // size], :, at % size] = v_cache[own[at // size], :, at % size] = np.nan
         stride = max(needed) + int(rng.integers(0, 2))
         table = np.full((len(contexts), stride), -1, np.int32)
         for line, own in zip(table, blocks, strict=True):
@@ -119,7 +122,8 @@ def check_decode(
     load: Load, shape: Shape, rng: np.random.Generator, contexts: Sequence[int], window: int = 0, more_splits: int = 0
 ) -> None:
     """Sequences of so many positions, their queries in rows of any order, between rows that must be left alone."""
-    kernels, world = Kernels(shape, load), World.made(shape, contexts, rng)
+    firsts = [max(context - window, 0) for context in contexts] if window else []
+    kernels, world = Kernels(shape, load), World.made(shape, contexts, rng, firsts)
     tokens = len(contexts) + 2
     rows = rng.permutation(tokens)[: len(contexts)].astype(np.int32)
     stored, values, stride = queries(shape, tokens, rng)
@@ -140,7 +144,8 @@ def check_prefill(
 ) -> None:
     """Slices of (tokens, positions before them)."""
     counts = [count for count, _ in slices]
-    kernels, world = Kernels(shape, load), World.made(shape, [sum(each) for each in slices], rng)
+    firsts = [max(before + 1 - window, 0) for _, before in slices] if window else []
+    kernels, world = Kernels(shape, load), World.made(shape, [sum(each) for each in slices], rng, firsts)
     rows = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     stored, values, stride = queries(shape, int(rows[-1]), rng)
     out = encoded(np.full((rows[-1] + 1, shape.heads, shape.head_dim), POISON), shape.kind)
@@ -210,7 +215,7 @@ def check_copies(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     block_bytes, blocks = 16 * int(rng.integers(1, 700)), 9
     cache = rng.integers(0, 256, (blocks, block_bytes), dtype=np.uint8)
     host = rng.integers(0, 256, (blocks, block_bytes), dtype=np.uint8)
-    pairs = np.array([[0, 5], [3, 8], [0, 1]], np.int64)
+    pairs = np.array([[0, 5], [0, 8]], np.int64)
     expected = cache.copy()
     expected[pairs[:, 1]] = cache[pairs[:, 0]]
     kernels.copy_blocks(cache, pairs, len(pairs), block_bytes)
@@ -228,19 +233,21 @@ def check_all(load: Load, shape: Shape, rng: np.random.Generator) -> None:
 
 
 def _decode(load: Load, shape: Shape, rng: np.random.Generator) -> None:
-    check_decode(load, shape, rng, [1, 16, 47, 130])
+    check_decode(load, shape, rng, [1, 130])
     check_decode(load, shape, rng, [270, 33], window=40, more_splits=1)
 
 
 def _prefill(load: Load, shape: Shape, rng: np.random.Generator) -> None:
-    check_prefill(load, shape, rng, [(1, 0), (5, 9), (30, 50), (1, 37)])
-    check_prefill(load, shape, rng, [(40, 60), (3, 2)], window=13)
+    check_prefill(load, shape, rng, [(1, 37), (30, 50)])
+    check_prefill(load, shape, rng, [(40, 60)], window=13)
 
 
 # By the source file whose lines they reach.
 CHECKS: dict[str, Callable[[Load, Shape, np.random.Generator], None]] = {
     "paged_attention": _decode,
     "paged_prefill": _prefill,
-    "kv_write": lambda load, shape, rng: check_kv_write(load, shape, rng, 21),
+    "kv_write": lambda load, shape, rng: check_kv_write(load, shape, rng, 5),
     "block_copy": check_copies,
 }
+
+BESIDE = {"kv_write": "kv_gather.cu", "block_copy": "block_swap.cu"}  # files that a check reaches too

@@ -172,7 +172,8 @@ def build(source: str, constants: Constants, sanitizer: str = "", kernels: Path 
         includes = [f"-I{HERE}", f"-I{kernels}", "-isystem", str(cuda_headers())]
         _run([_compiler(), *flags, *includes, *linked, str(path), str(_scheduler(sanitizer)), "-o", str(target)])
 
-    return _made_once(f"{source}-{sanitizer or 'plain'}", suffix, (flags, unit), read, make)
+    folder = BUILDS if kernels == KERNELS else kernels / "build"
+    return _made_once(folder, f"{source}-{sanitizer or 'plain'}", suffix, (flags, unit), read, make)
 
 
 def _scheduler(sanitizer: str) -> Path:
@@ -183,19 +184,21 @@ def _scheduler(sanitizer: str) -> Path:
         command = [_compiler(), *flags, f"-I{HERE}", "-isystem", str(cuda_headers())]
         _run([*command, "-c", str(HERE / "scheduler.cpp"), "-o", str(target)])
 
-    return _made_once(f"scheduler-{sanitizer or 'plain'}", ".o", flags, sorted(HERE.glob("*.[hc]*")), make)
+    return _made_once(BUILDS, f"scheduler-{sanitizer or 'plain'}", ".o", flags, sorted(HERE.glob("*.[hc]*")), make)
 
 
-def _made_once(name: str, suffix: str, asked: Any, read: Sequence[Path], make: Callable[[Path], None]) -> Path:
+def _made_once(
+    folder: Path, name: str, suffix: str, asked: Any, read: Sequence[Path], make: Callable[[Path], None]
+) -> Path:
     """The file that `make` makes of what is asked and read; there whole or not at all."""
     state = hashlib.sha256(repr(asked).encode())
     for path in read:
         state.update(path.read_bytes())
-    target = BUILDS / f"{name}-{state.hexdigest()[:20]}{suffix}"
+    target = folder / f"{name}-{state.hexdigest()[:20]}{suffix}"
     if not target.exists():
-        BUILDS.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILDS) as folder:
-            made = Path(folder) / target.name
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as part:
+            made = Path(part) / target.name
             make(made)
             os.replace(made, target)
     return target
