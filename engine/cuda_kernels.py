@@ -120,8 +120,8 @@ class Kernels:
         cos: Any,
         sin: Any,
     ) -> None:
-        """Rotates q in place and k, and writes k and v to slots [tokens] int64. q, k and v come each with the distance of
-        its rows; cos and sin are [tokens, rotary_dim / 2] float32."""
+        """Rotates q in place and k, and writes k and v to slots [tokens] int64. q, k and v come each with the distance
+        of its rows; cos and sin are [tokens, rotary_dim / 2] float32."""
         strides = [np.int32(stride) for _, stride in (q, k, v)]
         heads = np.int32(self.shape.heads), np.int32(self.shape.kv_heads)
         arguments = [q[0], k[0], v[0], cache.k, cache.v, cos, sin, slots, *heads, *strides]

@@ -226,12 +226,6 @@ def check_copies(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     assert (host == expected).all(), "swapped blocks"
 
 
-def check_all(load: Load, shape: Shape, rng: np.random.Generator) -> None:
-    """Small launches that reach every line: for sanitizers, and to judge mutations."""
-    for check in CHECKS.values():
-        check(load, shape, rng)
-
-
 def _decode(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     check_decode(load, shape, rng, [1, 130])
     check_decode(load, shape, rng, [270, 33], window=40, more_splits=1)
@@ -242,7 +236,7 @@ def _prefill(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     check_prefill(load, shape, rng, [(40, 60)], window=13)
 
 
-# By the source file whose lines they reach.
+# Small launches that reach every line, for sanitizers and to judge mutations: by the source file that they reach.
 CHECKS: dict[str, Callable[[Load, Shape, np.random.Generator], None]] = {
     "paged_attention": _decode,
     "paged_prefill": _prefill,
