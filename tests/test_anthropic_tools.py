@@ -179,7 +179,7 @@ class TestWire:
 
 
 def called(id_: str = "a") -> dict[str, Any]:
-    return {"type": "tool_use", "id": id_, "name": "add", "input": {}}
+    return {"type": "tool_use", "id": id_, "name": "add", "input": {}, "toolset_name": None}
 
 
 def result(id_: str = "a", **fields: Any) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class ToolUseBlock(Block, tag="tool_use", kw_only=True):
     name: str
     input: dict[str, Any]
     caller: Any = None  # who called; other providers' answers say so
+    toolset_name: None = None  # of the provider's own tools, which are not there
 
 
 class UnreadBlock(msgspec.Struct, tag_field="type"):
@@ -72,6 +73,7 @@ class ToolResultBlock(Block, tag="tool_result", kw_only=True):
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
     is_error: bool | None = None
+    toolset_name: None = None
 
 
 AnyBlock = TextBlock | ToolUseBlock | ToolResultBlock | UnreadBlocks
@@ -170,7 +172,6 @@ _OFF: dict[str, Any] = {
     "inference_geo": (),
     "diagnostics": (),
 }
-
 
 R = TypeVar("R", bound=CountTokensRequest)
 
