@@ -145,6 +145,11 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     mcp_servers: list[Any] | None = None
     context_management: Any = None
 
+    @classmethod
+    def off(cls) -> dict[str, tuple[Any, ...]]:
+        """Fields that are refused unless they hold one of these values, or null."""
+        return _OFF
+
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
@@ -164,7 +169,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 # Of each field that is refused, the values that mean "off", beside null.
-_OFF: dict[str, Any] = {
+_OFF: dict[str, tuple[Any, ...]] = {
     "output_format": (),
     "mcp_servers": ([],),
     "context_management": (),

@@ -234,7 +234,9 @@ class _Kinds:
         self._schemas = dict(zip(kinds, schemas, strict=True))
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, GenerationFields):
-                _narrow(self.components[kind.__name__]["properties"], kind)
+                _bound(self.properties(kind)[0])
+            if isinstance(kind, type) and issubclass(kind, GenerationFields | CountTokensRequest):
+                _narrow(self.properties(kind)[0], kind.off())
         self._describe_response_request()
 
     def _describe_response_request(self) -> None:
@@ -260,7 +262,7 @@ class _Kinds:
 _CHOICES = ["none", "auto", "required", None]
 
 
-def _narrow(properties: dict[str, Any], kind: type[GenerationFields]) -> None:
+def _bound(properties: dict[str, Any]) -> None:
     for name, span in RANGES.items():
         if name in properties and "boolean" not in str(properties[name]):
             properties[name]["exclusiveMinimum" if span.open_below else "minimum"] = span.low
@@ -268,7 +270,10 @@ def _narrow(properties: dict[str, Any], kind: type[GenerationFields]) -> None:
                 properties[name]["maximum"] = span.high
     if "tool_choice" in properties:
         properties["tool_choice"] = {"anyOf": [{"enum": _CHOICES}, {"type": "object"}]}
-    for name, values in kind.off().items():
+
+
+def _narrow(properties: dict[str, Any], off: dict[str, tuple[Any, ...]]) -> None:
+    for name, values in off.items():
         if name in properties:
             properties[name] = {"enum": [*values, None], "description": "Not supported but for these values."}
 
