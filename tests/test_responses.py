@@ -13,7 +13,7 @@ from openai import OpenAI
 
 from tests.support.probes import wait_idle
 from tests.support.readings import EVENT_STREAM, NDJSON, PLAIN
-from tests.support.serving import Answer, Server, chat, until
+from tests.support.serving import Answer, Server, WebSocketClient, chat, until
 
 pytestmark = pytest.mark.synthetic
 
@@ -167,6 +167,20 @@ def test_plain_text_is_the_text(server: Server) -> None:
     name = answer.header("x-stream-id")
     assert bytes(answer.body) == text
     assert bytes(server.ask("GET", f"/v1/streams/{name}?after_bytes=5", None, [PLAIN]).body) == text[5:]
+
+
+@pytest.mark.parametrize(("given", "last"), [("odd text", "done"), ("fails", "error")])
+def test_a_websocket_shows_the_text_behind_a_position(server: Server, given: str, last: str) -> None:
+    answer = streamed(server, given)
+    deltas = [(data["sequence_number"], data["delta"]) for data in answer.chunks() if data["type"] == DELTA]
+    for after in (-1, len(OPENING), len(OPENING) + 1):
+        with WebSocketClient(server) as socket:
+            socket.send_json(type="resume", id="a", stream=answer.header("x-stream-id"), after=after)
+            assert socket.receive_json()["type"] == "started"
+            shown = []
+            while (message := socket.receive_json())["type"] == "token":
+                shown.append((message["n"], message["text"]))
+        assert (shown, message["type"]) == ([each for each in deltas if each[0] > after], last)
 
 
 def test_g04_usage_is_the_same_everywhere(server: Server) -> None:
