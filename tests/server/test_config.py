@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from server import config
+from server.api.response_store import StoreLimits
 from server.config import KIB, MIB, Config, is_loopback
 from server.gateway.limits import Rates
 from server.host import Deadlines
@@ -36,6 +37,7 @@ def test_the_defaults_are_the_contracts() -> None:
 def test_the_defaults_of_the_parts_agree_with_the_flags() -> None:
     parsed = config.parse([])
     assert parsed.limits == Limits()
+    assert parsed.responses == StoreLimits()
     assert parsed.deadlines == Deadlines()
 
 
@@ -73,6 +75,8 @@ def test_each_flag_reaches_its_field(flags: list[str], field: str, value: Any) -
     [
         (["--credit-window", "2"], "limits", "credit_window", 2),
         (["--resume-ttl", "0"], "limits", "resume_ttl_s", 0),
+        (["--response-ttl", "0"], "responses", "ttl_s", 0),
+        (["--response-bytes", "5"], "responses", "bytes_max", 5),
         (["--log-bytes", "5"], "limits", "log_bytes", 5),
         (["--log-bytes-per-stream", "6"], "limits", "log_bytes_per_stream", 6),
         (["--max-streams", "7"], "limits", "streams_max", 7),
