@@ -27,6 +27,7 @@ SERVER = [
     "h2>=4.4,<5",
     "wsproto>=1.2,<2",
     "msgspec>=0.19,<1",
+    "llguidance>=1.9,<2",
     "tokenizers>=0.21,<1",
     "jinja2>=3.1.6,<4",
     "prometheus-client>=0.21,<1",

@@ -62,7 +62,10 @@ def main(argv: list[str] | None = None) -> int:
         if options.listen and options.listen.startswith("tcp://") and not secret:
             raise UsageError("an engine that listens on TCP needs --token-file")
         runner, blocks = _load(options)
-        shell = Shell(_assemble(options, runner, blocks), secret=secret)
+        core = _assemble(options, runner, blocks)
+        if options.engine != "synthetic":
+            core.prepare_grammars()
+        shell = Shell(core, secret=secret)
         if parent is not None:
             shell.attach(parent, parent=True)
         else:

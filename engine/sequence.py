@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.wire import Logprob, Sampling
+
+if TYPE_CHECKING:
+    from engine.constraints import Constraint
 
 WAITING, RUNNING, PARKED = "waiting", "running", "parked"
 
@@ -22,6 +26,7 @@ class Sequence:
     submitted_at: float = 0.0  # by the core's clock
     owner: object = None  # which server it belongs to; the core's business
     runner_state: object = None  # what the runner keeps about it
+    constraint: Constraint | None = None  # its place in its grammar
     state: str = WAITING
     computed: int = 0
     blocks: list[int] = field(default_factory=list)  # block table: position p lies in blocks[p // block_size]

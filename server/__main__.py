@@ -32,10 +32,9 @@ from server.chat import ChatTemplate
 from server.config import Config
 from server.connection import Connection
 from server.echo import EchoProgram
-from server.engines import EngineFailed, EngineLink, Vocabulary
+from server.engines import EngineFailed, EngineLink
 from server.gateway import key_file
 from server.gateway.access import Gateway
-from server.gateway.balancer import Balancer, Link
 from server.gateway.key_file import KeysError, read_keys
 from server.gateway.keys import Keys
 from server.host import Host
@@ -67,7 +66,7 @@ class Server:
         self._loop = loop
         self._log = AccessLog(config.log_format, clock=time.monotonic)
         self._metrics = Metrics()
-        self._engines: Balancer | None = None
+        self._link: EngineLink | None = None
         self._table: StreamTable | None = None
         self._app: App | None = None
         self._host: Host | None = None
@@ -114,8 +113,8 @@ class Server:
         await self._drain(host)
         for server in servers:
             server.close()
-        if self._engines is not None:
-            await self._engines.close()
+        if self._link is not None:
+            await self._link.close()
         if config.uds:
             os.unlink(config.uds)
         return 0
@@ -137,14 +136,20 @@ class Server:
         config = self._config
         if config.conformance_echo:
             return EchoProgram()
-        engines = self._engines = Balancer(self._links())
-        starting = self._loop.create_task(engines.start())
+        self._link = EngineLink(
+            config.engine_argv,
+            config.engine_url,
+            _read_secret(config),
+            self._log,
+            on_restart=self._count_restart,
+        )
+        starting = self._loop.create_task(self._link.start())
         stopping = self._loop.create_task(self._stop.wait())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not starting.done():
             starting.cancel()
-            await engines.close()
+            await self._link.close()
             return None
         hello = starting.result()
         tokenizer = Tokenizer(hello.tokenizer)
@@ -159,29 +164,13 @@ class Server:
             created=int(time.time()),
             syntax=syntax,
         )
-        return self._assemble(model, engines)
+        return self._assemble(model, self._link)
 
-    def _links(self) -> list[Link]:
-        config, vocabulary = self._config, Vocabulary()
-
-        def link(url: str | None) -> EngineLink:
-            return EngineLink(
-                config.engine_argv,
-                url,
-                _read_secret(config),
-                self._log,
-                vocabulary=vocabulary,
-                on_restart=self._count_restart,
-                threads=max(1, (os.cpu_count() or 1) // config.engines) if config.engines > 1 else None,
-            )
-
-        return [link(url) for url in config.engine_urls or [None] * config.engines]
-
-    def _assemble(self, model: Model, engines: Balancer) -> App:
+    def _assemble(self, model: Model, link: EngineLink) -> App:
         config = self._config
         gateway = self._gateway = Gateway(self._keys, config.rates, model=model.name)
         table = self._table = StreamTable(
-            engines,
+            link,
             model.tokenizer,
             gateway.limiter,
             self._metrics,
@@ -191,7 +180,7 @@ class Server:
             log_access=self._log.stream,
             log_fault=self._log.fault,
         )
-        engines.listen(table)
+        link.listen(table)
         self._metrics.live = self._live
         policy = Policy(
             cors_origins=config.cors_origins,
@@ -204,7 +193,7 @@ class Server:
             gateway,
             policy,
             self._log,
-            engine_up=lambda: engines.hello is not None,
+            engine_up=lambda: link.hello is not None,
         )
         return self._app
 
@@ -217,9 +206,8 @@ class Server:
         connections = dict.fromkeys(PROTOCOLS, 0)
         for connection in self._host.connections:
             connections[connection.protocol] += 1
-        assert self._engines is not None
-        hello = self._engines.hello
-        return Live(streams, connections, self._engines.gauges, hello.pool_tokens if hello else 0)
+        hello = self._link.hello if self._link is not None else None
+        return Live(streams, connections, self._table.gauges, hello.pool_tokens if hello else 0)
 
     def _on_hangup(self) -> None:
         if self._certificates is not None:

@@ -213,7 +213,6 @@ class TestRefusals:
             ({"tools": [{**TOOLS[0], "input_schema": "x"}]}, "tools.0.input_schema"),
             ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
             ({"tools": [{**TOOLS[0], "type": "bash_20250124"}]}, "tools.0.type"),
-            ({"tools": [{**TOOLS[0], "strict": True}]}, "tools.0.strict"),
             ({"tools": [{**TOOLS[0], "input_examples": [{}]}]}, "tools.0.input_examples"),
             ({"tools": [{**TOOLS[0], "x": 1}]}, "tools.0.x"),
             ({"tools": [{**TOOLS[0], "name": f"f{n}"} for n in range(129)]}, "tools"),

@@ -65,7 +65,7 @@ CHAT = (
         "parallel_tool_calls": ([True, False, None], ["x"]),
         "prediction": ([None], [{"type": "content", "content": "x"}]),
         "reasoning_effort": ([None], ["high"]),
-        "response_format": ([{"type": "text"}, None], [{"type": "video"}, "text"]),
+        "response_format": ([{"type": "text"}, {"type": "json_object"}, None], [{"type": "video"}, "text"]),
         "store": ([False, None], [True]),
         "tool_choice": (["none", "auto", None], [7, "x", {"type": "function", "function": {"name": "f"}}]),
         "tools": (
@@ -147,7 +147,7 @@ CELLS = [(path, name) for path, (_, _, table) in TABLES.items() for name in tabl
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(scripts=[{"match": "", "tokens": ["a", "b"]}]) as running:  # an end, where no field sets one
+    with Server(scripts=[{"match": "", "tokens": ["{", "}"]}]) as running:  # an end, where no field sets one
         yield running
 
 

@@ -22,6 +22,7 @@ from server.api.anthropic_prompt import encode_prompt
 from server.api.anthropic_tools import tool_use
 from server.api.anthropic_types import parse_count, parse_messages
 from server.api.generation import Generation
+from server.api.structure import answer_grammar
 from server.api.tool_use import call_format
 from server.http import Call, Response, Streaming, json_response
 from server.log import Event
@@ -129,8 +130,11 @@ async def messages(generation: Generation, call: Call) -> Response | Streaming:
     generation.check_model(request.model)
     use = tool_use(request)
     calls = call_format(generation.model, use)
+    rules = await answer_grammar(generation, use, None)
     prompt = await encode_prompt(generation, request, use)
-    parts = generation.parts(fields, [prompt], max_tokens=request.max_tokens, param="messages", calls=calls)
+    parts = generation.parts(
+        fields, [prompt], max_tokens=request.max_tokens, param="messages", calls=calls, grammar=rules
+    )
     grammar = MessagesGrammar(generation.model.name, len(prompt), may_call=calls is not None, keep=not request.stream)
     return await generation.answer(call, fields, grammar, parts)
 

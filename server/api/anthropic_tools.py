@@ -6,11 +6,11 @@ import re
 
 from server.api.anthropic_types import CountTokensRequest, ToolParam
 from server.api.errors import invalid
-from server.api.tool_use import AUTO, TOOLS_MAX, Tool, ToolUse
+from server.api.tool_use import AUTO, REQUIRED, TOOLS_MAX, Tool, ToolUse
 
 _name = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 # Of each field of a tool that is refused, the values that mean "off", beside null.
-_OFF = {"strict": (False,), "defer_loading": (False,), "input_examples": ([],), "allowed_callers": (["direct"],)}
+_OFF = {"defer_loading": (False,), "input_examples": ([],), "allowed_callers": (["direct"],)}
 
 
 def tool_use(request: CountTokensRequest) -> ToolUse | None:
@@ -30,11 +30,11 @@ def tool_use(request: CountTokensRequest) -> ToolUse | None:
         raise invalid("tool_choice.name", f"there is no tool named {choice.name!r}")
     if kind == "any" and not tools:
         raise invalid("tool_choice", "tool_choice is 'any', and there are no tools")
-    if kind in ("any", "tool"):
-        raise invalid("tool_choice.type", f"{kind!r} is not supported: a call can't be required yet, only allowed")
     if kind == "none" or not tools:
         return None
-    return ToolUse(tuple(tools), AUTO, parallel=not (choice and choice.disable_parallel_tool_use))
+    several = kind != "tool" and not (choice and choice.disable_parallel_tool_use)
+    chosen = tuple(tool for tool in tools if kind != "tool" or (choice and tool.name == choice.name))
+    return ToolUse(chosen, REQUIRED if kind in ("any", "tool") else AUTO, parallel=several)
 
 
 def _tool(tool: ToolParam, path: str) -> Tool:
@@ -44,4 +44,4 @@ def _tool(tool: ToolParam, path: str) -> Tool:
         value = getattr(tool, name)
         if value is not None and value not in off:
             raise invalid(f"{path}.{name}", f"{name} is not supported")
-    return Tool(tool.name, tool.description, tool.input_schema)
+    return Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict), f"{path}.input_schema")

@@ -108,6 +108,7 @@ class Generation:
         prompt_logprobs: int = -1,
         param: str = "prompt",
         calls: CallFormat | None = None,
+        grammar: str = "",
     ) -> list[Part]:
         """A sequence for each prompt and choice, all of which fit; `param` names what they came from. Raises ApiError.
 
@@ -143,6 +144,7 @@ class Generation:
                     repetition_penalty=request.repetition_penalty or 1.0,
                     logit_bias=bias,
                     prompt_logprobs=prompt_logprobs,
+                    grammar=grammar,
                 )
                 parts.append(Part(prompt, sampling, calls))
         return parts

@@ -23,8 +23,9 @@ from server.api.generation import (
     refuse_streamed_prompt_logprobs,
     shown_prompt_logprobs,
 )
-from server.api.openai_turns import tool_use, turns_of
-from server.api.tool_use import REQUIRED, call_format
+from server.api.openai_turns import json_form, tool_use, turns_of
+from server.api.structure import answer_grammar
+from server.api.tool_use import call_format
 from server.api.types import ChatRequest, parse
 from server.framing import DONE
 from server.http import Call, Response, Streaming
@@ -208,17 +209,14 @@ async def answer_chat(generation: Generation, call: Call, request: ChatRequest, 
 async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> tuple[ChatGrammar, list[Any]]:
     """The grammar and the sequences of a chat request. Raises ApiError."""
     generation.check_model(request.model)
-    if request.response_format is not None and request.response_format.type != "text":
-        raise invalid("response_format.type", "only the response format 'text' is supported", "unsupported_parameter")
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     refuse_streamed_prompt_logprobs(request, request.prompt_logprobs, api)
     use = tool_use(request)
-    if use is not None and use.mode == REQUIRED:
-        raise invalid("tool_choice", "a call can't be required yet; only allowed", "unsupported_parameter")
     if use is not None and api == "websocket":
         raise invalid("tools", "a WebSocket shows text only; take SSE or NDJSON to see calls", "unsupported_parameter")
     calls = call_format(generation.model, use)
+    rules = await answer_grammar(generation, use, json_form(request))
     turns = turns_of(request.messages)
     prompt = await generation.encode_turns(turns, "messages", tools=use.shown if use else None)
     options = request.stream_options
@@ -242,5 +240,6 @@ async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> t
         prompt_logprobs=told,
         param="messages",
         calls=calls,
+        grammar=rules,
     )
     return grammar, parts

@@ -16,8 +16,9 @@ from server.api.generation import SSE, Generation, collected, framing_asked, fra
 from server.api.response_grammar import ResponseGrammar
 from server.api.response_items import Item, read_items, turns_of
 from server.api.response_store import ResponseStore, Stored
-from server.api.response_tools import response_tool_use
+from server.api.response_tools import json_form, response_tool_use
 from server.api.response_types import LOGPROBS, ResponseRequest, parse_response
+from server.api.structure import answer_grammar
 from server.api.tool_use import call_format
 from server.api.types import MESSAGES_MAX
 from server.http import Call, Response, Streaming, json_response
@@ -37,6 +38,7 @@ class _Asked:
     items: list[Item]
     prompt: list[int]
     calls: CallFormat | None
+    rules: str  # the grammar that the answer must follow
 
 
 async def create(generation: Generation, call: Call) -> Response | Streaming:
@@ -46,7 +48,15 @@ async def create(generation: Generation, call: Call) -> Response | Streaming:
     model, limit, calls = generation.model, request.max_output_tokens, asked.calls
     logprobs = _logprobs(request, calls)
     grammar = ResponseGrammar(request, model.name, model.tokenizer, may_call=calls is not None)
-    parts = generation.parts(request, [asked.prompt], max_tokens=limit, logprobs=logprobs, param="input", calls=calls)
+    parts = generation.parts(
+        request,
+        [asked.prompt],
+        max_tokens=limit,
+        logprobs=logprobs,
+        param="input",
+        calls=calls,
+        grammar=asked.rules,
+    )
     kind = framing_asked(call, parts) if request.stream else ""
     stream = generation.start(call, request, grammar, parts, collect=True)
     if grammar.response.store:
@@ -72,9 +82,10 @@ async def _read(generation: Generation, call: Call, request: ResponseRequest) ->
     if len(items) > MESSAGES_MAX:
         raise invalid("input", f"the conversation holds {len(items)} items; at most {MESSAGES_MAX} are allowed")
     calls = call_format(generation.model, use := response_tool_use(request))
+    rules = await answer_grammar(generation, use, json_form(request))
     turns = turns_of(items, request.instructions)
     prompt = await generation.encode_turns(turns, "input", tools=use.shown if use else None)
-    return _Asked(items, prompt, calls)
+    return _Asked(items, prompt, calls, rules)
 
 
 def again(call: Call, stream: Stream) -> Response | None:

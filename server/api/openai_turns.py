@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from server.api.errors import invalid
+from server.api.structure import JsonForm
 from server.api.tool_use import AUTO, REQUIRED, TOOLS_MAX, Tool, ToolUse
 from server.api.types import ChatRequest, ContentPart, Message, MessageToolCall, ToolDefinition
+from server.tools.grammars import ANY_OBJECT
 
 # OpenAI's rule, and the dots that others allow.
 _name = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -52,10 +54,24 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
         if name in names[:i]:
             raise invalid(f"tools.{i}.function.name", f"there are two functions named {name!r}")
     mode, allowed = _choice(request.tool_choice, names)
+    one = isinstance(request.tool_choice, dict) and request.tool_choice["type"] == "function"
     if mode == "none" or not tools:
         return None
     chosen = tuple(tool for tool in tools if allowed is None or tool.name in allowed)
-    return ToolUse(chosen, mode, parallel=request.parallel_tool_calls is not False)
+    return ToolUse(chosen, mode, parallel=not one and request.parallel_tool_calls is not False)
+
+
+def json_form(request: ChatRequest) -> JsonForm | None:
+    """The JSON that the answer must be, if any. Raises ApiError."""
+    given = request.response_format
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return JsonForm(ANY_OBJECT, "response_format")
+    if given.json_schema is None:
+        raise invalid("response_format.json_schema", "the type json_schema needs a json_schema", "missing_parameter")
+    schema = ANY_OBJECT if given.json_schema.schema is None else given.json_schema.schema
+    return JsonForm(schema, "response_format.json_schema.schema")
 
 
 def _tool(tool: ToolDefinition, path: str) -> Tool:
@@ -63,7 +79,7 @@ def _tool(tool: ToolDefinition, path: str) -> Tool:
     if not _name.fullmatch(function.name):
         message = "a function's name has 1 to 64 letters, digits, underscores, dots or dashes"
         raise invalid(f"{path}.name", message)
-    return Tool(function.name, function.description, function.parameters, bool(function.strict))
+    return Tool(function.name, function.description, function.parameters, bool(function.strict), f"{path}.parameters")
 
 
 def _choice(choice: Any, names: list[str]) -> tuple[str, list[str] | None]:

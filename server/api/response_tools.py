@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -9,8 +10,10 @@ import msgspec
 from server.api.errors import ApiError, invalid
 from server.api.openai_turns import tool_use
 from server.api.response_types import ResponseRequest
-from server.api.tool_use import REQUIRED, ToolUse
+from server.api.structure import JsonForm
+from server.api.tool_use import ToolUse
 from server.api.types import ChatRequest, FunctionDefinition, ToolDefinition, convert_at
+from server.tools.grammars import ANY_OBJECT
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,11 +61,28 @@ def response_tool_use(request: ResponseRequest) -> ToolUse | None:
     try:
         use = tool_use(chat)
     except ApiError as error:
-        param = (error.param or "").replace(".function", "").replace(".allowed_tools", "")
-        raise invalid(param, error.message, error.code) from None
-    if use is not None and use.mode == REQUIRED:
-        raise invalid("tool_choice", "a call can't be required yet; only allowed", "unsupported_parameter")
-    return use
+        raise invalid(_flat(error.param or ""), error.message, error.code) from None
+    if use is None:
+        return None
+    return replace(use, tools=tuple(replace(tool, param=_flat(tool.param)) for tool in use.tools))
+
+
+def json_form(request: ResponseRequest) -> JsonForm | None:
+    """The JSON that the answer must be, if any. Raises ApiError."""
+    given = request.text.format if request.text else None
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return JsonForm(ANY_OBJECT, "text.format")
+    for name in ("name", "schema"):
+        if getattr(given, name) is None:
+            raise invalid(f"text.format.{name}", f"the type json_schema needs a {name}", "missing_parameter")
+    return JsonForm(given.schema or {}, "text.format.schema")
+
+
+def _flat(param: str) -> str:
+    """A chat's path as it is here."""
+    return param.replace(".function", "").replace(".allowed_tools", "")
 
 
 def _tool(tool: Any, path: str) -> ToolDefinition:

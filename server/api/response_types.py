@@ -19,7 +19,7 @@ LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` can ad
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """How the text must look."""
 
-    type: str
+    type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | None = None
@@ -117,8 +117,6 @@ def parse_response(body: bytes) -> ResponseRequest:
 def _check_text(text: TextConfig | None) -> None:
     if text is None:
         return
-    if text.format is not None and text.format.type != "text":
-        raise invalid("text.format.type", "only the text format 'text' is supported", "unsupported_parameter")
     if text.verbosity not in (None, "medium"):
         raise invalid("text.verbosity", "text.verbosity can only be 'medium'", "unsupported_parameter")
 
@@ -402,7 +400,7 @@ def begun(request: ResponseRequest, *, id: str, created_at: int, model: str) -> 
         safety_identifier=request.safety_identifier,
         store=request.store is not False,
         temperature=1.0 if request.temperature is None else request.temperature,
-        text=TextConfig(TextFormat("text"), "medium"),
+        text=TextConfig((request.text and request.text.format) or TextFormat("text"), "medium"),
         tool_choice="auto" if request.tool_choice is None else request.tool_choice,
         tools=request.tools or [],
         top_logprobs=request.top_logprobs or 0,

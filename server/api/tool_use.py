@@ -8,7 +8,7 @@ from typing import Any
 
 from server.api.errors import invalid
 from server.api.generation import Model
-from server.tools.formats import CallFormat, marker_ids
+from server.tools.formats import CallFormat, markers
 
 # Each is some lines of the prompt; OpenAI allows as many.
 TOOLS_MAX = 128
@@ -23,6 +23,7 @@ class Tool:
     description: str | None = None
     parameters: dict[str, Any] | None = None  # JSON Schema; None: takes nothing
     strict: bool = False  # its arguments must follow the schema
+    param: str = "tools"  # where the schema came from
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -53,4 +54,5 @@ def call_format(model: Model, use: ToolUse | None) -> CallFormat | None:
         message = "this model writes tool calls in a format that is not known here; --tool-parser names one that is"
         raise invalid("tools", message, "unsupported_parameter")
     known = frozenset(tool.name for tool in use.tools)
-    return CallFormat(model.syntax, known, None if use.parallel else 1, marker_ids(model.syntax, model.tokenizer))
+    marker_ids = frozenset(markers(model.syntax, model.tokenizer).values())
+    return CallFormat(model.syntax, known, None if use.parallel else 1, marker_ids)

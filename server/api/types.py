@@ -96,10 +96,20 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # ours never pads
 
 
-class ResponseFormat(msgspec.Struct):
-    """Only plain text is made."""
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A schema that the answer must follow, `strict` or not: there is no looser way."""
 
-    type: str
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """What form the answer has."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

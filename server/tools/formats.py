@@ -52,10 +52,11 @@ class CallFormat:
         return ToolParser(syntax, known=self.known, new_id=lambda: new_call_id(syntax), calls_max=self.calls_max)
 
 
-def marker_ids(syntax: Syntax, tokenizer: Tokenizer) -> frozenset[int]:
-    """Special ids whose text is part of a call's syntax."""
-    markers = {syntax.marker, syntax.close, *((ARGS, CALL_ID) if syntax.name_before else ())}
-    return frozenset(id_ for id_ in tokenizer.special_ids if tokenizer.text_of(id_) in markers)
+def markers(syntax: Syntax, tokenizer: Tokenizer) -> dict[str, int]:
+    """Those parts of a call's syntax that are special tokens, and their ids."""
+    texts = {syntax.marker, syntax.close, *((ARGS, CALL_ID) if syntax.name_before else ())}
+    found = {tokenizer.text_of(id_): id_ for id_ in sorted(tokenizer.special_ids)}
+    return {text: found[text] for text in texts if text in found}
 
 
 def syntax_of(template: str, *, takes_tools: bool) -> Syntax | None:

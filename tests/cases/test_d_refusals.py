@@ -271,7 +271,7 @@ WRONG_IN_CHAT: dict[str, list[Any]] = {
     "parallel_tool_calls": [1],
     "functions": ["x", [{"name": "f"}]],
     "function_call": [{"name": "f"}],
-    "response_format": ["text", {}, {"type": "json_object"}],
+    "response_format": ["text", {}, {"type": "yaml"}, {"type": "json_schema"}],
     "modalities": ["text", ["audio"]],
     "audio": [{"voice": "x"}],
     "prediction": [{"type": "content"}],

@@ -216,9 +216,15 @@ def test_another_model_is_404() -> None:
     chat_parts(model="model")
 
 
-def test_only_text_is_a_response_format() -> None:
-    chat_parts(response_format={"type": "text"})
-    assert refusal(chat_parts, response_format={"type": "json_object"}).param == "response_format.type"
+def test_a_form_of_the_answer_becomes_its_grammar() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    assert chat_parts(response_format={"type": "text"})[0].sampling.grammar == ""
+    assert chat_parts(tools=[tool])[0].sampling.grammar == ""
+    for fields in ({"response_format": {"type": "json_object"}}, {"tools": [tool], "tool_choice": "required"}):
+        parts = chat_parts(n=2, **fields)
+        assert parts[0].sampling.grammar.startswith("start: ")
+        assert parts[0].sampling.grammar == parts[1].sampling.grammar
+    assert refusal(chat_parts, response_format={"type": "yaml"}).param == "response_format.type"
 
 
 # Accept
