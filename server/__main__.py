@@ -32,9 +32,10 @@ from server.chat import ChatTemplate
 from server.config import Config
 from server.connection import Connection
 from server.echo import EchoProgram
-from server.engines import EngineFailed, EngineLink
+from server.engines import EngineFailed, EngineLink, Vocabulary
 from server.gateway import key_file
 from server.gateway.access import Gateway
+from server.gateway.balancer import Balancer, Link
 from server.gateway.key_file import KeysError, read_keys
 from server.gateway.keys import Keys
 from server.host import Host
@@ -66,7 +67,7 @@ class Server:
         self._loop = loop
         self._log = AccessLog(config.log_format, clock=time.monotonic)
         self._metrics = Metrics()
-        self._link: EngineLink | None = None
+        self._engines: Balancer | None = None
         self._table: StreamTable | None = None
         self._app: App | None = None
         self._host: Host | None = None
@@ -113,8 +114,8 @@ class Server:
         await self._drain(host)
         for server in servers:
             server.close()
-        if self._link is not None:
-            await self._link.close()
+        if self._engines is not None:
+            await self._engines.close()
         if config.uds:
             os.unlink(config.uds)
         return 0
@@ -136,20 +137,14 @@ class Server:
         config = self._config
         if config.conformance_echo:
             return EchoProgram()
-        self._link = EngineLink(
-            config.engine_argv,
-            config.engine_url,
-            _read_secret(config),
-            self._log,
-            on_restart=self._count_restart,
-        )
-        starting = self._loop.create_task(self._link.start())
+        engines = self._engines = Balancer(self._links())
+        starting = self._loop.create_task(engines.start())
         stopping = self._loop.create_task(self._stop.wait())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not starting.done():
             starting.cancel()
-            await self._link.close()
+            await engines.close()
             return None
         hello = starting.result()
         tokenizer = Tokenizer(hello.tokenizer)
@@ -164,13 +159,29 @@ class Server:
             created=int(time.time()),
             syntax=syntax,
         )
-        return self._assemble(model, self._link)
+        return self._assemble(model, engines)
 
-    def _assemble(self, model: Model, link: EngineLink) -> App:
+    def _links(self) -> list[Link]:
+        config, vocabulary = self._config, Vocabulary()
+
+        def link(url: str | None) -> EngineLink:
+            return EngineLink(
+                config.engine_argv,
+                url,
+                _read_secret(config),
+                self._log,
+                vocabulary=vocabulary,
+                on_restart=self._count_restart,
+                threads=max(1, (os.cpu_count() or 1) // config.engines) if config.engines > 1 else None,
+            )
+
+        return [link(url) for url in config.engine_urls or [None] * config.engines]
+
+    def _assemble(self, model: Model, engines: Balancer) -> App:
         config = self._config
         gateway = self._gateway = Gateway(self._keys, config.rates, model=model.name)
         table = self._table = StreamTable(
-            link,
+            engines,
             model.tokenizer,
             gateway.limiter,
             self._metrics,
@@ -180,7 +191,7 @@ class Server:
             log_access=self._log.stream,
             log_fault=self._log.fault,
         )
-        link.listen(table)
+        engines.listen(table)
         self._metrics.live = self._live
         policy = Policy(
             cors_origins=config.cors_origins,
@@ -193,7 +204,7 @@ class Server:
             gateway,
             policy,
             self._log,
-            engine_up=lambda: link.hello is not None,
+            engine_up=lambda: engines.hello is not None,
         )
         return self._app
 
@@ -206,8 +217,9 @@ class Server:
         connections = dict.fromkeys(PROTOCOLS, 0)
         for connection in self._host.connections:
             connections[connection.protocol] += 1
-        hello = self._link.hello if self._link is not None else None
-        return Live(streams, connections, self._table.gauges, hello.pool_tokens if hello else 0)
+        assert self._engines is not None
+        hello = self._engines.hello
+        return Live(streams, connections, self._engines.gauges, hello.pool_tokens if hello else 0)
 
     def _on_hangup(self) -> None:
         if self._certificates is not None:

@@ -32,7 +32,8 @@ class Config:
     port: int
     uds: str | None
     engine_argv: tuple[str, ...]  # what the engine that we start is told
-    engine_url: str | None
+    engine_urls: tuple[str, ...]
+    engines: int  # that we start
     engine_token_file: str | None
     conformance_echo: bool
     limits: Limits
@@ -69,12 +70,12 @@ def parse(argv: list[str] | None = None) -> Config:
         parser.error(f"--host {options.host} is no loopback address: give --api-keys FILE, or --insecure to allow it")
     if options.conformance_echo and not options.uds and not is_loopback(options.host):
         parser.error("--conformance-echo is for loopback addresses only")
-    if len(options.engine_url) > 1:
-        parser.error("--engine-url: one engine at a time is supported")
+    if options.engine_url and options.engines > 1:
+        parser.error("--engines starts engines, and --engine-url attaches to some that run: give one of them")
     for url in options.engine_url:
         if not _engine_url.fullmatch(url):
             parser.error(f"--engine-url {url}: an engine's address is unix:/path or tcp://host:port")
-    if options.engine_url and options.engine_url[0].startswith("tcp://") and not options.engine_token_file:
+    if any(url.startswith("tcp://") for url in options.engine_url) and not options.engine_token_file:
         parser.error("--engine-url tcp://… needs --engine-token-file")
     if bool(options.tls_cert) != bool(options.tls_key):
         parser.error("--tls-cert and --tls-key go together")
@@ -101,7 +102,8 @@ def _config(options: argparse.Namespace) -> Config:
         port=options.port,
         uds=options.uds,
         engine_argv=_engine_argv(options),
-        engine_url=options.engine_url[0] if options.engine_url else None,
+        engine_urls=tuple(options.engine_url),
+        engines=options.engines,
         engine_token_file=options.engine_token_file,
         conformance_echo=echo,
         limits=Limits(
@@ -219,8 +221,9 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="attach to a running engine (unix:/path or tcp://host:port) instead of starting one",
+        help="attach to a running engine (unix:/path or tcp://host:port) instead of starting one; may repeat",
     )
+    group.add_argument("--engines", type=_positive, default=1, metavar="N", help="engines to start")
     group.add_argument("--engine-token-file", metavar="FILE", help="the secret shared with an engine over TCP")
     group.add_argument("--engine-restart-wait", type=_seconds, default=30.0, help="streams wait so long for an engine")
     group.add_argument(

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer
-from engine.wire import Admitted, End, Gauges, Hello, Logprob, Sampling, Step, Submit
+from engine.wire import Admitted, End, Hello, Logprob, Sampling, Step, Submit
 from server import outcome as outcomes
 from server.metrics import Metrics
 from server.outcome import Outcome
@@ -124,7 +124,6 @@ class StreamTable:
         self.tokenizer = tokenizer
         self.limits = limits
         self.clock = clock
-        self.gauges = Gauges()
         self.log_bytes = 0  # of all logs together
         self._allowance = allowance
         self._metrics = metrics
@@ -276,7 +275,6 @@ class StreamTable:
     def on_step(self, step: Step) -> None:
         """Give every stream its tokens, then let the readers write."""
         now = self.clock()
-        self.gauges = step.gauges
         touched: list[Stream] = []
         for admitted in step.admitted:
             if choice := self._choices.get(admitted.id):
@@ -440,28 +438,36 @@ class StreamTable:
 
     # The engine's death and return
 
-    def on_engine_lost(self) -> None:
-        """Streams wait for the next engine if it may come in time, else end with an error that says so."""
-        self._choices.clear()
-        self._queued = 0
-        self._queued_of.clear()
-        self.gauges = Gauges()  # the next engine begins with nothing
+    def on_engine_lost(self, sequence_ids: list[int] | None = None) -> None:
+        """An engine is gone, with these sequences (None: the only one, with all). Their streams go on in another one,
+        or wait for the next if it may come in time, else end with an error that says so."""
+        lost = list(self._choices) if sequence_ids is None else sequence_ids
+        choices = [choice for id_ in lost if (choice := self._choices.get(id_)) is not None]
+        for choice in choices:
+            self._drop(choice)
         wait_s = self.limits.engine_restart_wait_s
-        for stream in list(self._live):
+        for stream in dict.fromkeys(choice.stream for choice in choices):
             stream.deaths += 1
             if wait_s <= 0 or stream.deaths >= ENGINE_DEATHS_MAX:
                 stream.finish(Outcome(outcomes.ERROR, "the engine died", retriable=stream.deaths < ENGINE_DEATHS_MAX))
-        if self._live and self._returning is None:
+        if self.engine.hello is not None:
+            self._submit_again()
+        elif self._live and self._returning is None:
             self._returning = self.call_later(wait_s, self._give_up_waiting)
 
     def on_engine_ready(self) -> None:
-        """Submit every stream again, from its prompt and what it has generated."""
+        """An engine is there for those that wait for one."""
         if self._returning is not None:
             self._returning()
             self._returning = None
+        self._submit_again()
+
+    def _submit_again(self) -> None:
+        """Every choice that no engine has, from its prompt and what it has generated."""
         for stream in list(self._live):
             for choice in stream.live:
-                self._submit(choice)
+                if choice.sequence_id not in self._choices:
+                    self._submit(choice)
 
     def _give_up_waiting(self) -> None:
         self._returning = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tests.support.probes import (
     words,
 )
 from tests.support.readings import NDJSON, PLAIN
-from tests.support.serving import REPOSITORY, Client, Server, WebSocketClient, chat, joined, until
+from tests.support.serving import REPOSITORY, Client, Server, WebSocketClient, chat, joined, lone_engine, until
 
 pytestmark = pytest.mark.synthetic
 
@@ -253,19 +252,6 @@ class TestCancel:
             rest = socket.receive_until("done", id_="b")
             assert not any(m["id"] == "a" for m in rest)
         assert wait_idle(server)[self.DISCARDED] <= discarded + 1
-
-
-@contextmanager
-def lone_engine(address: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m engine --listen`, ready; killed at the end."""
-    argv = [sys.executable, "-m", "engine", "--listen", address, "--engine", "synthetic", *flags]
-    with subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == f"sluice engine ready on {address}\n".encode()
-            yield process
-        finally:
-            process.kill()
 
 
 class TestAttached:

@@ -1,13 +1,13 @@
-"""A black-box conformance suite for servers that stream tokens: HTTP/1.1, HTTP/2, SSE, WebSocket, the OpenAI API,
-streaming.
+"""A black-box conformance suite for servers that stream tokens: HTTP/1.1, HTTP/2, SSE, WebSocket, the APIs of
+OpenAI and Anthropic, streaming.
 
     pytest tests/conformance --base-url http://HOST:PORT [--http2] [--profile sse] [--api-key KEY] [--report FILE]
 
 runs it against any server; with --http2 every profile speaks HTTP/2 (by prior knowledge, or for https by ALPN).
 Without --base-url it starts the server of this repository on its synthetic engine, where every case must pass and
 nothing may be missing, over each HTTP version and with TLS; profiles about bytes are then run against its echo too. The
-folder needs the standard library, pytest and h11 only (for HTTP/2 h2, and with `openai` the SDK cases run too), and may
-be copied.
+folder needs the standard library, pytest and h11 only (for HTTP/2 h2, and with `openai` and `anthropic` the SDK cases
+run too), and may be copied.
 
 Each folder is a profile; each case carries its rule (see kit/conformance_kit/rules.py).
 """
@@ -34,7 +34,7 @@ ECHO_PROFILES = frozenset({"http1", "websocket", "http2"})
 # Our own servers over each version: HTTP/1.1, HTTP/2 in cleartext, and HTTP/2 by TLS.
 HTTP1, *HTTP2 = ("", "-h2c", "-h2")
 # What is long, and about the application rather than the version, is run on one of HTTP/2's ports only.
-ONCE = frozenset({("openai", "-h2c"), ("streaming", "-h2c")})
+ONCE = frozenset({("openai", "-h2c"), ("anthropic", "-h2c"), ("streaming", "-h2c")})
 # What a case asks for that one of the two can't give: an echo has no routes and no policy.
 ONLY = {"api": "service", "echo": "echo"}
 
@@ -230,7 +230,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not score.results and not wanted:
         return
     terminalreporter.section("conformance")
-    for line in score.lines(wanted):
+    for line in score.lines():
         terminalreporter.write_line(line)
     path = _option(config, "--report")
     if path is not None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.wire import End, Gauges, Step
+from engine.wire import End
 from server.gateway.limits import unused_tokens
 from server.log import Event
 from server.outcome import Outcome
@@ -386,12 +386,30 @@ def test_without_waiting_a_death_is_an_error_at_once() -> None:
     assert client.channel.finished == 1
 
 
-def test_a_dead_engine_holds_nothing() -> None:
-    rig = Rig()
-    rig.table.on_step(Step([], [], [], [], [], Gauges(running=5, blocks_used=9)))
-    assert rig.table.gauges.running == 5
-    lose(rig)
-    assert rig.table.gauges == Gauges()
+def test_of_several_engines_one_dies_with_its_own_sequences_which_go_on_at_once() -> None:
+    rig = Rig(credit_window=8)
+    on_dead, on_other, both = rig.open(), rig.open(), rig.open(n=2)
+    for client in (on_dead, on_other, both):
+        rig.admit(client.stream)
+    rig.play(on_dead.stream, "ab")
+    rig.play(on_other.stream, "x")
+    lost = [on_dead.stream.choices[0].sequence_id, both.stream.choices[1].sequence_id]
+    for id_ in lost:
+        del rig.engine.live[id_]
+    before = len(rig.engine.submitted)
+    rig.table.on_engine_lost(lost)
+    again = rig.engine.submitted[before:]
+    assert [message.generated for message in again] == [list(b"ab"), []]
+    assert rig.clock.pending == 3  # their queue timeouts; nothing waits for an engine
+    rig.table.on_engine_ready()  # it is back: nobody needs it
+    assert len(rig.engine.submitted) == before + 2
+    rig.play(on_dead.stream, "c")
+    rig.play(on_other.stream, "y")
+    assert (on_dead.text, on_other.text) == ("abc", "xy")
+    assert [client.stream.deaths for client in (on_dead, on_other, both)] == [1, 0, 1]
+    rig.table.on_engine_lost([both.stream.choices[0].sequence_id])  # a second death beside it
+    assert both.stream.outcome == Outcome("error", "the engine died", retriable=False)
+    assert rig.engine.cancelled == [both.stream.choices[1].sequence_id]  # what it had elsewhere
 
 
 # Steps

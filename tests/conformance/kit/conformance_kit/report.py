@@ -52,7 +52,7 @@ class Score:
                 if chosen:
                     yield profile, target, chosen
 
-    def lines(self, profiles: set[str]) -> list[str]:
+    def lines(self) -> list[str]:
         """For people: a line for each profile, then each failure with its rule, then what is not offered."""
         out: list[str] = []
         for profile, target, results in self.groups():
@@ -64,8 +64,6 @@ class Score:
                 f"{profile:10} {target:7} {score:>11}  {count[PASSED]:4} passed, {count[FAILED]:3} failed"
                 f" ({must} must, {count[FAILED] - must} should), {count[ABSENT]:3} not offered"
             )
-        have = {result.profile for result in self.results}
-        out += [f"{profile:10} no cases yet" for profile in ("anthropic",) if profile in profiles - have]
         out += [
             f"{profile:10} {n} cases are about HTTP/1.1 only, and did not run" for profile, n in self.http1_only.items()
         ]

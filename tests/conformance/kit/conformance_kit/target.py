@@ -296,6 +296,10 @@ class Target:
         if profile == "openai":
             status = self.ask("POST", "/v1/chat/completions", self.chat()).status
             return f"POST /v1/chat/completions answers {status}" if status in ABSENT else ""
+        if profile == "anthropic":
+            body = {"model": self.model, "max_tokens": 1, "messages": [{"role": "user", "content": PROMPT}]}
+            status = self.ask("POST", "/v1/messages", body).status
+            return f"POST /v1/messages answers {status}" if status in ABSENT else ""
         if profile == "websocket":
             status = self._upgrade_status()
             return f"an upgrade of {self.ws_path} gets {status}" if status in ABSENT or status == 200 else ""
