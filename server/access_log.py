@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ CLIENT_LEFT = 499
 _QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
 # What a client chose is shown up to here.
 SHOWN_CHARS_MAX = 200
+
+_named = re.compile(r"^(/v1/(?:streams/|responses/(?:resp_)?)[^/]{8})[^/]*")
 
 Value = str | int | float | None
 
@@ -48,7 +51,7 @@ class AccessLog:
                 "request_id": call.request_id,
                 "client": call.client,
                 "method": call.request.method,
-                "path": _without_ids(call)[:SHOWN_CHARS_MAX],
+                "path": _without_ids(call.path)[:SHOWN_CHARS_MAX],
                 "status": status,
                 "key": call.key,
                 "ms": round(seconds * 1000, 1),
@@ -110,9 +113,9 @@ class AccessLog:
             self._out.write(line + "\n")
 
 
-def _without_ids(call: Call) -> str:
-    """The path, with a stream's name as short as elsewhere in the log."""
-    return call.path.replace(call.stream_id, call.stream_id[:8]) if call.stream_id else call.path
+def _without_ids(path: str) -> str:
+    """The path, with a stream's name as short as elsewhere in the log: also one that isn't the caller's, or is gone."""
+    return _named.sub(r"\1", path)
 
 
 def _shown(value: Value) -> str:

@@ -140,6 +140,23 @@ def test_what_a_client_chose_never_makes_a_second_line_or_a_second_field(path: s
     assert text.lines[0].rsplit(" ms=", 1)[0].endswith("status=400")
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/v1/streams/ABCDEFGH-and-what-lets-others-attach", "/v1/streams/ABCDEFGH"),
+        ("/v1/streams/short", "/v1/streams/short"),
+        ("/v1/responses/resp_ABCDEFGH-and-more/cancel", "/v1/responses/resp_ABCDEFGH/cancel"),
+        ("/v1/responses", "/v1/responses"),
+        ("/v1/models/a-model-with-a-long-name", "/v1/models/a-model-with-a-long-name"),
+    ],
+)
+def test_no_line_holds_a_stream_s_whole_name(path: str, shown: str) -> None:
+    """Whether or not it is known: it may be another client's."""
+    log = Log()
+    log.log.request(call(path), 404)
+    assert log.records[0]["path"] == shown
+
+
 def test_long_values_are_cut() -> None:
     log = Log()
     log.log.request(call("/" + "x" * 5000), 404)
