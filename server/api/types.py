@@ -317,15 +317,15 @@ def _explain(sentence: str, under: str = "") -> ApiError:
     path = under
     if found := _at.search(sentence):
         path = ".".join(filter(None, [under, found["path"].replace("[...]", "").replace("[", ".").replace("]", "")]))
-        sentence = _in_words(sentence[: found.start()])
-    for pattern in (_unknown, _missing):
+        sentence = sentence[: found.start()]
+    code, sentence = "invalid_type", _in_words(sentence)
+    for pattern, kind, words in (
+        (_unknown, "unknown_parameter", "no field of this name is known here"),
+        (_missing, "missing_parameter", "this field must be given"),
+    ):
         if found := pattern.search(sentence):
             path = f"{path}.{found['name']}" if path else found["name"]
-    code = "invalid_type"
-    if "unknown field" in sentence:
-        code = "unknown_parameter"
-    elif "missing required field" in sentence:
-        code = "missing_parameter"
+            code, sentence = kind, words
     return invalid(path or None, f"{path or 'the body'}: {sentence}", code)
 
 
