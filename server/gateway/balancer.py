@@ -233,12 +233,12 @@ def outstanding_tokens(message: Submit) -> int:
 def prompt_marks(message: Submit) -> Iterator[tuple[int, int]]:
     """(hash, length) of the prompt's beginnings, each hash with all that is before it. Other clients' prompts are never
     the same."""
-    prompt = message.prompt
+    prompt = tuple(message.prompt[:MARKED_TOKENS_MAX])
     mark, start = hash(message.salt), 0
     while True:
         end = start + (FINE_STRIDE if start < FINE_TOKENS else COARSE_STRIDE)
-        if end > min(len(prompt), MARKED_TOKENS_MAX):
+        if end > len(prompt):
             return
-        mark = hash((mark, tuple(prompt[start:end])))
+        mark = hash((mark, prompt[start:end]))
         yield mark, end
         start = end

@@ -158,11 +158,22 @@ class TestF04RetryAfter:
         asks: list[Callable[[], Answer]] = [
             lambda: server.ask("POST", CHAT, chat("x", max_tokens=1), bearer(KEY)),
             lambda: server.ask("GET", "/v1/generate?prompt=x&max_tokens=1", None, bearer(KEY)),
+            lambda: server.ask("POST", "/v1/responses", {"input": "x", "max_output_tokens": 1}, bearer(KEY)),
             lambda: self.one(server),
         ]
         if status == 429:
             asks.insert(0, lambda: self.opened(server))
+        self.check_messages(server, status)
         return max(self.check(self.refusal(ask), status) for ask in asks)
+
+    def check_messages(self, server: Server, status: int) -> None:
+        """Anthropic's shape."""
+        body = {"model": "synthetic", **chat("x", max_tokens=1)}
+        answer = self.refusal(lambda: server.ask("POST", "/v1/messages", body, [("X-Api-Key", KEY)]))
+        assert answer.status in (status, 529)
+        assert answer.json()["type"] == "error"
+        assert answer.json()["error"]["type"] == ("rate_limit_error" if status == 429 else "overloaded_error")
+        assert 1 <= int(answer.header("retry-after") or 0) <= 120
 
     def opened(self, server: Server) -> Answer:
         try:
