@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine import catalog, cpu_ops
+from engine import catalog, cpu_ops, cuda_device
 from engine.attention import Attention, StepBatch
 from engine.attention.cpu import CPUAttention
 from engine.attention.cpu_native import NativeCPUAttention
+from engine.attention.cuda import CUDAAttention, CUDAPointwise
+from engine.cuda_kernels import Load
 from engine.loaders import Checkpoint, open_checkpoint
 from engine.models.config import ModelConfig, ModelError
 from engine.models.llama import LlamaDecoder
@@ -29,6 +31,9 @@ __all__ = ["ModelError", "ModelRunner"]
 
 # Logits of so many prompt ids at a time: 12 MB where the vocabulary has 49,152.
 PROMPT_ROWS_MAX = 64
+
+# What a model's attention and pointwise steps are computed by, and a sentence about it.
+Operators = Callable[[ModelConfig, torch.dtype], tuple[Attention, Pointwise, str]]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -50,10 +55,10 @@ class ModelRunner:
         checkpoint: Checkpoint,
         *,
         dtype: torch.dtype,
-        native: bool,
+        device: torch.device,
+        operators: Operators,
         progress: Callable[[str, int, int], None],
     ) -> None:
-        device = torch.device("cpu")
         self.config = checkpoint.config
         self.name = name
         self.tokenizer = tokenizer
@@ -61,7 +66,8 @@ class ModelRunner:
         self.eos_ids = [each for each in checkpoint.eos_ids if 0 <= each < self.vocab_size]
         self.context_tokens_max = self.config.context_tokens_max
         self._dtype = dtype
-        self._attention, pointwise, self.operators = _cpu_operators(self.config, dtype, native, progress)
+        self._device = device
+        self._attention, pointwise, self.operators = operators(self.config, dtype)
         with torch.inference_mode():
             self._model = LlamaDecoder(
                 self.config, checkpoint, device=device, dtype=dtype, pointwise=pointwise, progress=progress
@@ -77,13 +83,14 @@ class ModelRunner:
         device: str,
         dtype: str,
         native: bool = True,
+        kernels: Load | None = None,
         progress: Callable[[str, int, int], None],
     ) -> ModelRunner:
-        """Finds (see `catalog.resolve`), reads and prepares a model. `device`: auto, cpu. `dtype`: auto, float32,
-        bfloat16, float16. `native`: by the C++ operators where they can be had. `progress(what, done, total)` is told
-        of long work; total 0 means that it isn't known. Raises ModelError for whatever stands in the way."""
-        if device not in ("auto", "cpu"):
-            raise ModelError(f"device {device!r} is not available here; use auto or cpu")
+        """Finds (see `catalog.resolve`), reads and prepares a model. `device`: auto, cpu, cuda. `dtype`: auto, float32,
+        bfloat16, float16. `native`: by the C++ operators where they can be had. `kernels` launches the CUDA kernels in
+        CuPy's place, with all memory on the CPU. `progress(what, done, total)` is told of long work; total 0 means that
+        it isn't known. Raises ModelError for whatever stands in the way."""
+        cuda = _is_cuda(device, kernels)
         if dtype != "auto" and dtype not in _DTYPES:
             raise ModelError(f"dtype {dtype!r} is not known; use auto, {', '.join(_DTYPES)}")
         path = catalog.resolve(path_or_name, progress=progress)
@@ -91,7 +98,19 @@ class ModelRunner:
         name = path_or_name if path_or_name in catalog.KNOWN else _name(path_or_name, path)
         # Only float32 makes a text independent of its batch, so it is what nobody has to ask for.
         numbers = _DTYPES.get(dtype, torch.float32)
-        return cls(name, checkpoint.tokenizer(), checkpoint, dtype=numbers, native=native, progress=progress)
+        place = torch.device("cuda" if cuda and kernels is None else "cpu")
+
+        def operators(config: ModelConfig, dtype: torch.dtype) -> tuple[Attention, Pointwise, str]:
+            if cuda:
+                return _cuda_operators(config, dtype, place, kernels or cuda_device.CuPyModule)
+            return _cpu_operators(config, dtype, native, progress)
+
+        arguments = name, checkpoint.tokenizer(), checkpoint
+        return cls(*arguments, dtype=numbers, device=place, operators=operators, progress=progress)
+
+    def memory_free_bytes(self) -> int | None:
+        """Of the device, where that isn't the host."""
+        return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else None
 
     def block_bytes(self, block_size: int) -> int:
         """Memory of one block: keys and values of `block_size` tokens in all layers."""
@@ -119,15 +138,15 @@ class ModelRunner:
         )
         plan = self._attention.plan(batch)
         hidden = self._model.forward(
-            torch.from_numpy(ids),
-            torch.from_numpy(batch.positions),
+            torch.from_numpy(ids).to(self._device),
+            torch.from_numpy(batch.positions).to(self._device),
             lambda layer, q, k, v: self._attention.attend(plan, layer, q, k, v),
         )
         self._tell_prompts(slices, batch, hidden)
         sampled = [index for index, each in enumerate(slices) if each.sample]
         if not sampled:
             return []
-        last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1)
+        last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1).to(self._device)
         logits = self._model.logits(hidden.index_select(0, last_rows))
         return list(self._sampler.choose(logits, [slices[index].sequence for index in sampled]))
 
@@ -157,6 +176,25 @@ def _batch(slices: list[Slice], block_size: int) -> StepBatch:
     positions = np.arange(rows[-1]) + (starts - rows[:-1])[owner]
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
     return StepBatch(positions, slots, rows, contexts, tables)
+
+
+def _is_cuda(device: str, kernels: Load | None) -> bool:
+    """What the device asked for comes to here; ModelError where it can't be had."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ModelError(f"device {device!r} is not known; use auto, cpu or cuda")
+    if device == "cpu" or kernels is not None:
+        return device == "cuda"
+    problem = cuda_device.problem()
+    if device == "cuda" and problem:
+        raise ModelError(f"device 'cuda' is not available: {problem}; use auto or cpu")
+    return problem is None
+
+
+def _cuda_operators(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, load: Load
+) -> tuple[Attention, Pointwise, str]:
+    pointwise = CUDAPointwise(config, device=device, dtype=dtype)
+    return CUDAAttention(config, dtype, device, load), pointwise, "computing with CUDA kernels"
 
 
 def _cpu_operators(

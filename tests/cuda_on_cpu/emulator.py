@@ -1,7 +1,8 @@
 """Compiles a kernel's own source for the CPU (see language.h) and launches it.
 
 May import numpy and the standard library. `Emulated` is a library in this process; `Sanitized` runs each launch in a
-program of its own under AddressSanitizer or ThreadSanitizer. Both take numpy arrays (any address) and numpy scalars.
+program of its own under AddressSanitizer or ThreadSanitizer. Both take numpy arrays and scalars, and `Emulated` takes
+torch tensors too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +158,16 @@ class Sanitized:
 
 def build(source: str, constants: Constants, sanitizer: str = "", kernels: Path = KERNELS) -> Path:
     """Compiles `source`.cu: a library, or with a sanitizer a program. Made once for each content."""
+    return _build(source, tuple(constants.items()), sanitizer, kernels)
+
+
+@cache  # sources don't change while tests run
+def _build(source: str, constants: tuple[tuple[str, int], ...], sanitizer: str, kernels: Path) -> Path:
     text = (kernels / f"{source}.cu").read_text()
     names = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(', text)
     listed = " ".join(f"KERNEL({name})" for name in names)
     unit = f'#include "language.h"\n#define KERNELS {listed}\n#include "{source}.cu"\n#include "entry.h"\n'
-    flags = [*_FLAGS, *_SANITIZERS.get(sanitizer, []), *(f"-D{name}={value}" for name, value in constants.items())]
+    flags = [*_FLAGS, *_SANITIZERS.get(sanitizer, []), *(f"-D{name}={value}" for name, value in constants)]
     flags += ["-DCUDA_ON_CPU_PROGRAM"] if sanitizer else []
     read = [kernels / f"{source}.cu", *sorted(kernels.glob("*.cuh")), *sorted(HERE.glob("*.[hc]*"))]
     suffix = "" if sanitizer else ".so"
@@ -221,6 +228,8 @@ def _value(argument: Any) -> np.ndarray[Any, Any]:
         return np.zeros(1, np.uint64)
     if isinstance(argument, np.ndarray):
         return np.array([argument.ctypes.data], np.uint64)
+    if hasattr(argument, "data_ptr"):  # a torch tensor
+        return np.array([argument.data_ptr()], np.uint64)
     return np.array([argument], argument.dtype)
 
 
