@@ -139,7 +139,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             if (profile, version) not in ONCE
             for name in only or _ours(profile, version)
         ]
-    metafunc.parametrize("target", names, indirect=True, scope="session")
+    metafunc.parametrize("target", names, indirect=True)
 
 
 def _versions(metafunc: pytest.Metafunc, profile: str) -> list[str]:

@@ -300,9 +300,8 @@ class Target:
             body = {"model": self.model, "max_tokens": 1, "messages": [{"role": "user", "content": PROMPT}]}
             status = self.ask("POST", "/v1/messages", body).status
             return f"POST /v1/messages answers {status}" if status in ABSENT else ""
-        if profile == "websocket":
-            status = self._upgrade_status()
-            return f"an upgrade of {self.ws_path} gets {status}" if status in ABSENT or status == 200 else ""
+        if profile == "websocket" and (status := self._refused_upgrade()) in ABSENT | {200}:
+            return f"an upgrade of {self.ws_path} gets {status}"
         return ""
 
     @cached_property
@@ -319,10 +318,12 @@ class Target:
             return "HTTP/2 isn't spoken" + ("" if self.tls else " in cleartext by prior knowledge")
         return ""
 
-    def _upgrade_status(self) -> int:
+    def _refused_upgrade(self) -> int:
+        """The status in place of the one that opens a WebSocket; 0 where it opens."""
         fields = ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"]
         fields += ["Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", f"Host: {self.authority}"]
         fields += [f"{name}: {value}" for name, value in self.auth]
         with self.connect() as connection:
             connection.send("\r\n".join([f"GET {self.ws_path} HTTP/1.1", *fields, "", ""]).encode())
-            return connection.begin("GET", upgrade=True).status
+            status = connection.begin("GET", upgrade=True).status
+            return 0 if status == connection.switched else status
