@@ -238,7 +238,7 @@ class TestRefusals:
         assert error_of(server.ask("POST", target, body), 400)["message"].startswith(path)
 
     def test_fields_of_a_tool_that_change_nothing(self, server: Server) -> None:
-        tool = {**TOOLS[0], "type": "custom", "strict": False, "cache_control": {"type": "ephemeral"},
+        tool = {**TOOLS[0], "type": "custom", "strict": True, "cache_control": {"type": "ephemeral"},
                 "eager_input_streaming": True, "allowed_callers": ["direct"], "input_examples": []}  # fmt: skip
         counts = [
             server.ask("POST", COUNT_TOKENS, prompt("x", tools=[each])).json()["input_tokens"]

@@ -19,8 +19,9 @@ from server import outcome as outcomes
 from server.api import anthropic_errors
 from server.api.anthropic_blocks import TEXT_FRAME, Blocks, event
 from server.api.anthropic_prompt import encode_prompt
-from server.api.anthropic_tools import tool_use
+from server.api.anthropic_tools import json_form, tool_use
 from server.api.anthropic_types import parse_count, parse_messages
+from server.api.errors import invalid
 from server.api.generation import Generation
 from server.api.structure import answer_grammar
 from server.api.tool_use import call_format
@@ -130,7 +131,9 @@ async def messages(generation: Generation, call: Call) -> Response | Streaming:
     generation.check_model(request.model)
     use = tool_use(request)
     calls = call_format(generation.model, use)
-    rules = await answer_grammar(generation, use, None)
+    rules = await answer_grammar(generation, use, json_form(request))
+    if rules and request.messages[-1].role == "assistant":
+        raise invalid("messages", "an answer whose form is required can't continue a text of the assistant's")
     prompt = await encode_prompt(generation, request, use)
     parts = generation.parts(
         fields, [prompt], max_tokens=request.max_tokens, param="messages", calls=calls, grammar=rules

@@ -1,4 +1,4 @@
-"""What a request of the Anthropic API says about tools, in the terms of server.api.tool_use."""
+"""What a request of the Anthropic API says about tools and the form of its answer, in the terms that all APIs share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 from server.api.anthropic_types import CountTokensRequest, ToolParam
 from server.api.errors import invalid
+from server.api.structure import JsonForm
 from server.api.tool_use import AUTO, REQUIRED, TOOLS_MAX, Tool, ToolUse
 
 _name = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
@@ -35,6 +36,16 @@ def tool_use(request: CountTokensRequest) -> ToolUse | None:
     several = kind != "tool" and not (choice and choice.disable_parallel_tool_use)
     chosen = tuple(tool for tool in tools if kind != "tool" or (choice and tool.name == choice.name))
     return ToolUse(chosen, REQUIRED if kind in ("any", "tool") else AUTO, parallel=several)
+
+
+def json_form(request: CountTokensRequest) -> JsonForm | None:
+    """The JSON that the answer must be, if any. Raises ApiError."""
+    config = request.output_config
+    given = [("output_config.format", config and config.format), ("output_format", request.output_format)]
+    forms = [JsonForm(form.schema, f"{path}.schema") for path, form in given if form]
+    if len(forms) > 1:
+        raise invalid("output_format", "output_format is the older name of output_config.format; give one of them")
+    return forms[0] if forms else None
 
 
 def _tool(tool: ToolParam, path: str) -> Tool:

@@ -87,7 +87,8 @@ class Turn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ToolParam(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool of the client's. The last fields are refused unless they say nothing."""
+    """A tool of the client's. `strict`: its input must follow the schema. The last fields are refused unless they say
+    nothing."""
 
     name: str
     input_schema: dict[str, Any]  # JSON Schema
@@ -121,11 +122,18 @@ class Thinking(msgspec.Struct):
     type: str
 
 
+class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """A schema that the answer's text must follow."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """Refused unless it says nothing."""
+    """`effort` is refused."""
 
     effort: str | None = None
-    format: Any = None
+    format: OutputFormat | None = None
 
 
 class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -138,10 +146,10 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     speed: Literal["standard"] | None = None
     tools: list[ToolParam] | None = None
     tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # its older name
     # Refused unless they say nothing.
     thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    output_format: Any = None
     mcp_servers: list[Any] | None = None
     context_management: Any = None
 
@@ -170,7 +178,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 # Of each field that is refused, the values that mean "off", beside null.
 _OFF: dict[str, tuple[Any, ...]] = {
-    "output_format": (),
     "mcp_servers": ([],),
     "context_management": (),
     "container": (),
@@ -217,9 +224,8 @@ def _checked(request: R) -> R:
             raise invalid(name, f"{name} is not supported")
     if request.thinking is not None and request.thinking.type != "disabled":
         raise invalid("thinking.type", f"{request.thinking.type!r} is not supported; only 'disabled' is")
-    for name in ("effort", "format"):
-        if getattr(request.output_config, name, None) is not None:
-            raise invalid(f"output_config.{name}", f"output_config.{name} is not supported")
+    if request.output_config is not None and request.output_config.effort is not None:
+        raise invalid("output_config.effort", "output_config.effort is not supported")
     if not 1 <= len(request.messages) <= MESSAGES_MAX:
         raise invalid("messages", f"messages holds {len(request.messages)}; it must hold 1 to {MESSAGES_MAX}")
     return request

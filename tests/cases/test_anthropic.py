@@ -177,6 +177,7 @@ class TestD11AndD15Content:
         assert error_of(server.ask("POST", path, body), 400)["message"].startswith("messages")
 
 
+JSON_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
 # Each with values that it refuses, and one that it takes.
 FIELDS: list[tuple[str, list[Any], Any]] = [
     ("max_tokens", [0, -1, None, "5", 2.5], 1),
@@ -194,7 +195,8 @@ FIELDS: list[tuple[str, list[Any], Any]] = [
     ("service_tier", ["fast", 1], "standard_only"),
     ("cache_control", ["x", {"type": "other"}], {"type": "ephemeral", "ttl": "5m"}),
     ("thinking", [{"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}, "x"], {"type": "disabled"}),
-    ("output_config", [{"effort": "high"}, {"format": {"type": "json_schema", "schema": {}}}, {"x": 1}], {}),
+    ("output_config", [{"effort": "high"}, {"format": {"type": "json"}}, {"x": 1}], {"format": JSON_OBJECT}),
+    ("output_format", [{"type": "json_schema"}, {"type": "text"}, "json"], JSON_OBJECT),
     ("mcp_servers", [[{}], "x"], []),
     ("context_management", [{"edits": []}], None),
     ("container", ["x"], None),
