@@ -49,6 +49,7 @@ REFUSED_CACHING: dict[str, tuple[list[Any], list[Any]]] = {
     "prompt_cache_retention": (["in_memory", None], ["24h"]),
     "moderation": ([None], [{"model": "x"}]),
 }
+SCHEMA = {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "strict": True}
 # For each field: values that work, and values that are refused.
 CHAT = (
     SHARED
@@ -65,7 +66,10 @@ CHAT = (
         "parallel_tool_calls": ([True, False, None], ["x"]),
         "prediction": ([None], [{"type": "content", "content": "x"}]),
         "reasoning_effort": ([None], ["high"]),
-        "response_format": ([{"type": "text"}, {"type": "json_object"}, None], [{"type": "video"}, "text"]),
+        "response_format": (
+            [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": SCHEMA}, None],
+            [{"type": "video"}, "text", {"type": "json_schema"}, {"type": "text", "colour": "red"}],
+        ),
         "store": ([False, None], [True]),
         "tool_choice": (["none", "auto", None], [7, "x", {"type": "function", "function": {"name": "f"}}]),
         "tools": (
@@ -106,10 +110,16 @@ RESPONSES = (
         "reasoning": ([{}, {"effort": None}, {"effort": "none"}, None], [{"effort": "low"}, {"summary": "auto"}]),
         "store": ([True, False, None], ["x"]),
         "text": (
-            [{"format": {"type": "text"}}, {"verbosity": "medium"}, {}, None],
-            [{"format": {"type": "video"}}, {"verbosity": "low"}],
+            [
+                *[{"format": form} for form in ({"type": "text"}, {"type": "json_object"}, None)],
+                {"format": {"type": "json_schema", **SCHEMA}},
+                {"verbosity": "medium"},
+                {},
+                None,
+            ],
+            [{"format": {"type": "video"}}, {"format": {"type": "json_schema"}}, {"verbosity": "low"}],
         ),
-        "tool_choice": (["none", "auto", None], [7]),
+        "tool_choice": (["none", "auto", None], [7, "required", {"type": "function", "name": "f"}]),  # without tools
         "tools": ([[], None, [{"type": "function", "name": "f", "parameters": {}}]], [[{"type": "web_search"}], "x"]),
         "top_logprobs": ([0, 20, None], [21]),
         "truncation": (["disabled", None], ["auto"]),

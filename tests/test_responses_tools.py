@@ -98,9 +98,19 @@ def test_items_begin_go_on_and_end_in_order(server: Server, given: str) -> None:
     assert [item["id"] for item in response["output"]] == [item["id"] for item in begun]
 
 
-@pytest.mark.parametrize("given", ["play two", "play one and text", "play fault"])
-def test_every_position_resumes_byte_for_byte(server: Server, given: str) -> None:
-    answer = ask(server, given, stream=True)
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        ("play two", {}),
+        ("play one and text", {}),
+        ("play fault", {}),
+        ("anything", {"tool_choice": "required", "max_output_tokens": 60}),
+        ("anything", {"tool_choice": "none", "text": {"format": {"type": "json_object"}}, "max_output_tokens": 60}),
+    ],
+)
+def test_every_position_resumes_byte_for_byte(server: Server, given: str, fields: dict[str, Any]) -> None:
+    answer = ask(server, given, stream=True, **fields)
+    assert answer.status == 200
     name = answer.header("x-stream-id")
     blocks = [block + b"\n\n" for block in bytes(answer.body).split(b"\n\n")[:-1]]
     lines = bytes(server.ask("GET", f"/v1/streams/{name}", None, [NDJSON]).body).splitlines(keepends=True)
