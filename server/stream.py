@@ -204,7 +204,8 @@ class Choice:
             first = pieces[0] if pieces else None
             text = first.text if isinstance(first, TextPiece) else ""
             event = text_event(self.index, text)
-            stream.append(event._replace(data=stream.grammar.with_logprobs(self, event.text, logprob)))
+            data = stream.grammar.with_logprobs(self, event.text, logprob)
+            stream.append(event._replace(data=data, name=stream.grammar.frames[self.index].name))
             if text:
                 self._keep(pieces.pop(0))
         for piece in pieces:
