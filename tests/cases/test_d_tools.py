@@ -1,4 +1,4 @@
-"""Kinds B and D where an answer calls tools: what clients put together from its deltas, and what keeps it alive meanwhile."""
+"""Kinds B and D where an answer calls tools: what clients put together, and what keeps a stream alive meanwhile."""
 
 from __future__ import annotations
 
