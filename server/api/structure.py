@@ -66,7 +66,7 @@ def _arguments(tool: Tool) -> Mapping[str, Any]:
     if tool.parameters is None:
         return _NOTHING
     if tool.parameters.get("type", "object") != "object":
-        raise invalid(tool.param, "a function's parameters are the schema of an object")
+        raise invalid(tool.param, "a function's parameters are the schema of an object", "invalid_schema")
     return {**tool.parameters, "type": "object"}
 
 

@@ -8,6 +8,7 @@ back, to be shown as text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ _MEMBERS = frozenset((NAME, TYPE, ID, *ARGUMENTS))
 # What is held of a call that has not begun: its name, and at worst arguments before it. Beyond, it is no call.
 HELD_CHARS_MAX = 65_536
 HEAD, STREAMING, TAIL = "head", "streaming", "tail"
+_INSIDE = re.compile(r'[^"\\\x00-\x1f]*')
 
 
 class CallReader:
@@ -65,6 +67,17 @@ class CallReader:
         if kind == DONE:
             self._held.clear()
         return kind
+
+    def inside(self, text: str, at: int) -> int:
+        """Take the characters from text[at] on that are within a string of the arguments, which need no steps; where
+        they end."""
+        if self._state != STREAMING or not self._scanner.in_string:
+            return at
+        found = _INSIDE.match(text, at)
+        assert found is not None
+        if found.end() > at:
+            self._arguments(found[0])
+        return found.end()
 
     @property
     def begun(self) -> bool:

@@ -49,6 +49,11 @@ class JsonScanner:
         """How many objects and arrays are open."""
         return len(self._containers)
 
+    @property
+    def in_string(self) -> bool:
+        """Whether any character but a quote, a backslash or a control goes on with the string that is being read."""
+        return self._state == "string"
+
     def step(self, char: str) -> int:
         """BAD; DONE with the value's last character; OPENED and CLOSED for brackets; QUOTE at a string's start; KEY
         and STRING at the end of a name in an object, or of another string; MORE otherwise."""

@@ -5,8 +5,9 @@ gives the rest. Text streams at once: what is held back is only what may still t
 marker, a call's head up to its arguments, white space beside a call). What looks like a call and is none, however
 broken, is shown as the text that it is; nothing is lost but the syntax around calls that were told.
 
-Formats differ in data only (`Syntax`). Except for text without a marker in sight, which passes through whole, every
-character takes one step of a state machine; none is looked at twice but those of a marker's start.
+Formats differ in data only (`Syntax`). Except for text without a marker in sight and the inside of strings in
+arguments, which pass through whole, every character takes one step of a state machine; none is looked at twice but
+those of a marker's start.
 """
 
 from __future__ import annotations
@@ -86,6 +87,9 @@ class ToolParser:
                 if marker_at < 0:
                     break
                 at = marker_at
+            elif self._reader is not None and (inside := self._reader.inside(text, at)) > at:
+                at = inside
+                continue
             if len(self._held) < HELD_CHARS_MAX and _STEPS[self._state](self, text[at]):
                 at += 1
             else:

@@ -60,6 +60,8 @@ def test_the_defaults_of_the_parts_agree_with_the_flags() -> None:
         (["--engine-url", "tcp://[::1]:9000", "--engine-token-file", "t"], "engine_urls", ("tcp://[::1]:9000",)),
         (["--engine-url", "unix:/a", "--engine-url", "unix:/b"], "engine_urls", ("unix:/a", "unix:/b")),
         (["--engines", "4"], "engines", 4),
+        (["--tool-parser", "mistral"], "tool_parser", "mistral"),
+        ([], "tool_parser", "auto"),
         (["--host", "0.0.0.0", "--insecure"], "host", "0.0.0.0"),
         (["--rate-limit-requests", "5", "--rate-limit-tokens", "7"], "rates", Rates(5, 7)),
         ([], "rates", Rates()),

@@ -1,7 +1,5 @@
 """Calls that must come, and answers that must be JSON: a server that takes such a request keeps to it."""
 
-# ruff: noqa: E501 (a row of a table is one line)
-
 from __future__ import annotations
 
 import json
