@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -16,12 +15,13 @@ from wsproto.events import TextMessage
 from tests.proxies.proxy import DEPLOYED, PROXIES, Proxy
 from tests.support.probes import words
 from tests.support.readings import EVENT_STREAM, NDJSON, PLAIN
-from tests.support.serving import Answer, Server, WebSocketClient, chat
+from tests.support.serving import Server, WebSocketClient, chat
 
 STEP_S = 0.03
 FAULT = "the engine is out of paper"
 SCRIPTS: list[dict[str, Any]] = [
     {"match": "faulty", "tokens": ["one", " two", {"pause_ms": 200}, {"error": FAULT}]},
+    {"match": "halts", "tokens": ["one", " two", " three", {"pause_ms": 600_000}, " four"]},
     {"match": "slow", "tokens": ["one", {"pause_ms": 1200}, " two"]},
 ]
 TOKENS = 16
@@ -73,25 +73,15 @@ def _websocket(proxy: Proxy) -> WebSocketClient:
 @behind_each
 @in_each_framing
 def test_tokens_arrive_as_they_are_made(proxy: Proxy, accept: tuple[str, str]) -> None:
-    arrivals: list[float] = []
-    size = 0
-
-    def seen(answer: Answer) -> bool:
-        nonlocal size
-        if len(answer.body) > size:
-            size = len(answer.body)
-            arrivals.append(time.monotonic())
-        return False
-
+    """The last one that is made is here, though nothing follows it: nobody waits for more."""
     with proxy.connect() as client:
-        client.request("GET", f"/v1/generate?prompt=go&max_tokens={TOKENS}", None, [accept])
-        assert client.begin().status == 200
-        answer = client.read_until(seen)
-    assert answer.end == "whole"
-    assert (answer.header("content-type") or "").startswith(accept[1])
-    assert answer.header("x-stream-id")
-    assert len(arrivals) >= TOKENS // 2
-    assert arrivals[-1] - arrivals[0] >= STEP_S * (TOKENS - 1) / 2
+        client.request("GET", "/v1/generate?prompt=halts", None, [accept])
+        answer = client.begin()
+        assert answer.status == 200
+        assert (answer.header("content-type") or "").startswith(accept[1])
+        name = answer.header("x-stream-id")
+        client.read_until(lambda answer: b" three" in answer.body)
+        assert proxy.ask("DELETE", f"/v1/streams/{name}").json()["outcome"] == "cancelled"
 
 
 @behind_each
