@@ -6,6 +6,7 @@ import importlib
 import sys
 
 BENCHMARKS = {
+    "engine": "ours beside transformers and llama.cpp on the same weights: decode, prefill, memory",
     "gateway": "what authentication, limits and balancing cost a request",
     "stalled": "what streams that nobody reads cost those that are read",
 }
