@@ -177,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m server",
         usage="python -m server [options]   (--help lists them)",
         description="Serve a language model: tokens over SSE, chunked HTTP and WebSocket, the moment they exist.",
+        epilog="`python -m server keys add NAME` makes a key for --api-keys.",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )

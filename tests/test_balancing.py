@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.wire import FrameReader, Gauges, Stats, Step, encode
 from tests.support.probes import crowd, words
 from tests.support.serving import Server, WebSocketClient, chat, lone_engine, until
 
@@ -75,6 +78,42 @@ class TestDeath:
             until(lambda: len(server.engine_pids) == 2, "another engine is started")
             assert server.metrics()["sluice_engine_restarts_total"] == 1
             assert server.ask("POST", CHAT, chat("x", max_tokens=3)).status == 200
+
+
+def gauges_of(address: str) -> Gauges:
+    """What an engine says of itself to whoever connects."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(address.removeprefix("unix:"))
+        sock.sendall(encode(Stats()))
+        reader = FrameReader(engine_side=False)
+        while True:
+            for message in reader.feed(sock.recv(2**20)):
+                if isinstance(message, Step):
+                    return message.gauges
+
+
+@pytest.mark.parametrize("engines", [2, 4])
+def test_equal_streams_are_spread_evenly_over_the_processes(engines: int, tmp_path: Path) -> None:
+    addresses = [f"unix:{tmp_path / str(number)}" for number in range(engines)]
+    flags = [flag for address in addresses for flag in ("--engine-url", address)]
+    with ExitStack() as stack:
+        for address in addresses:
+            stack.enter_context(lone_engine(address, "--synthetic-step-ms", "20"))
+        server = stack.enter_context(Server(*flags, "--drain-timeout", "0", engine=None))
+        client = stack.enter_context(WebSocketClient(server))
+        for number in range(200):
+            client.send_json(type="generate", id=str(number), max_tokens=2000, **chat(f"{number} of two hundred"))
+        started = 0
+        while started < 200:
+            started += client.receive_json()["type"] == "started"
+
+        def counted() -> list[int]:
+            return [gauges.running + gauges.waiting + gauges.parked for gauges in map(gauges_of, addresses)]
+
+        until(lambda: sum(counted()) == 200, "every engine has read what it was sent")
+        counts = counted()
+        assert all(abs(count - 200 / engines) <= 20 / engines for count in counts), counts
 
 
 class TestAttached:
