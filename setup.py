@@ -27,10 +27,13 @@ SERVER = [
     "h2>=4.4,<5",
     "wsproto>=1.2,<2",
     "msgspec>=0.19,<1",
+    "llguidance>=1.9,<2",
     "tokenizers>=0.21,<1",
     "jinja2>=3.1.6,<4",
     "prometheus-client>=0.21,<1",
 ]
+# The wheel of CUDA's runtime holds cuda_fp16.h and cuda_bf16.h, which kernels include.
+CUDA = ["cupy-cuda12x>=14,<15", "nvidia-cuda-nvrtc-cu12>=12.8,<13", "nvidia-cuda-runtime-cu12>=12.8,<13"]
 TEST = [
     "setuptools>=77,<90",
     "pytest>=8.3,<10",
@@ -38,11 +41,17 @@ TEST = [
     "hypothesis>=6.120,<7",
     "transformers>=5,<6",
     "openai>=2,<4",
+    "anthropic>=2,<3",
+    "jsonschema>=4.23,<5",
+    "langchain-openai>=1,<2",
     "httpx[http2]>=0.28,<1",
     "httpx-sse>=0.4,<1",
     "sseclient-py>=1.8,<2",
     "playwright>=1.50,<2",
     'atheris>=3,<4; sys_platform == "linux"',
+    # NVIDIA's compiler and headers, of the CUDA version that CuPy is built for; they need no driver.
+    'nvidia-cuda-nvrtc-cu12>=12.9,<12.10; sys_platform == "linux"',
+    'nvidia-cuda-runtime-cu12>=12.9,<12.10; sys_platform == "linux"',
     "websockets>=15,<18",
     "ruff>=0.15,<1",
     "mypy>=1.18,<3",
@@ -79,6 +88,6 @@ setup(
     cmdclass={"build_ext": BuildCPUOperators},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # nothing compiled depends on Python's version
     install_requires=[*SERVER, *ENGINE],
-    extras_require={"test": TEST, "cuda": ["cupy-cuda12x>=14,<15"]},
+    extras_require={"test": TEST, "cuda": CUDA},
     entry_points={"console_scripts": ["sluice = server.__main__:main"]},
 )

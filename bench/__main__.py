@@ -6,6 +6,8 @@ import importlib
 import sys
 
 BENCHMARKS = {
+    "engine": "ours beside transformers and llama.cpp on the same weights: decode, prefill, memory",
+    "gateway": "what authentication, limits and balancing cost a request",
     "quality": "what each type of weights costs in perplexity and greedy agreement",
     "stalled": "what streams that nobody reads cost those that are read",
 }

@@ -123,7 +123,7 @@ def _server() -> Iterator[tuple[int, int]]:
 
 
 def _metric(port: int, series: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SETTLE_S_MAX) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith(f"{series} "):
                 return float(line.rpartition(" ")[2])
@@ -203,6 +203,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of each setting")
     parser.add_argument("--seconds", type=float, default=8.0, help="that a round is measured for")
     options = parser.parse_args(argv)
+    load = os.getloadavg()[0]  # of the last minute: other work makes a few long steps, and p99 is of those
     alone: list[Round] = []
     beside: list[Round] = []
     for number in range(options.rounds):
@@ -213,6 +214,7 @@ def main(argv: list[str]) -> int:
     if sys.stderr.isatty():
         print(file=sys.stderr)
     print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {STEP_MS} ms a step")
+    print(f"load before and behind: {load:.1f}, {os.getloadavg()[0]:.1f} (this run's own is in the second)")
     print(f"{options.rounds} rounds of {options.seconds:g} s; median (least to most)\n")
     print(f"{'ms':12} {f'{options.streams} alone':>30} {f'beside {options.streams} stalled':>30} {'ratio':>8}")
     for name in ("step_ms", "itl_p50_ms", "itl_p99_ms"):

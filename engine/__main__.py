@@ -37,6 +37,7 @@ SYNTHETIC_BLOCKS = 262_144
 # The KV pool takes so much of the memory that is free at the start, and no more than the second figure: beyond
 # it a CPU can't compute the tokens that would fill it in any useful time.
 POOL_MEMORY_SHARE = 0.25
+POOL_DEVICE_MEMORY_SHARE = 0.85  # of a GPU, which nobody shares; the rest is for a step's own tensors
 POOL_BYTES_MAX = 4 * 1024**3
 # torch's OpenMP threads spin for milliseconds when they have nothing to do, on cores that the server and other engines
 # need; a step wakes them twice. So many rounds are some 50 microseconds. What the environment says goes before it.
@@ -65,7 +66,10 @@ def main(argv: list[str] | None = None) -> int:
         if options.listen and options.listen.startswith("tcp://") and not secret:
             raise UsageError("an engine that listens on TCP needs --token-file")
         runner, blocks = _load(options)
-        shell = Shell(_assemble(options, runner, blocks), secret=secret)
+        core = _assemble(options, runner, blocks)
+        if options.engine != "synthetic":
+            core.prepare_grammars()
+        shell = Shell(core, secret=secret)
         if parent is not None:
             shell.attach(parent, parent=True)
         else:
@@ -121,7 +125,8 @@ def _load_model(options: argparse.Namespace) -> tuple[ModelRunner, int]:
     try:
         with Progress() as progress:
             model = ModelRunner.load(options.model, device=options.device, dtype=options.dtype, progress=progress)
-        blocks = options.kv_blocks or max(1, _pool_bytes() // model.block_bytes(options.block_size))
+        room = _pool_bytes(model.memory_free_bytes()) // model.block_bytes(options.block_size)
+        blocks = options.kv_blocks or max(1, room)
         model.allocate(blocks, options.block_size)
         print(f"engine: {model.operators}", file=sys.stderr, flush=True)
     except ModelError as error:
@@ -129,7 +134,9 @@ def _load_model(options: argparse.Namespace) -> tuple[ModelRunner, int]:
     return model, blocks
 
 
-def _pool_bytes() -> int:
+def _pool_bytes(device_free_bytes: int | None) -> int:
+    if device_free_bytes is not None:
+        return int(device_free_bytes * POOL_DEVICE_MEMORY_SHARE)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(int(free * POOL_MEMORY_SHARE), POOL_BYTES_MAX)
 

@@ -2,15 +2,23 @@
 
 What the server tells the engine while it handles a step or a client's bytes leaves together at the end of the loop's
 turn: one write, and one Credit message for all the streams that earned some.
+
+An engine may be faster than its server. What it sent waits here then, in its socket, and at last for credit: between
+two long steps the loop has a turn for everything else, so that whoever connects or cancels is heard.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
 from engine.wire import WIRE_VERSION, Cancel, Credit, FrameReader, Hello, Stats, Step, Submit, WireError, encode
+
+# Steps are handled for so long at a stretch: many small ones, or a single one of a thousand streams.
+STRETCH_S = 0.005
 
 
 class EngineClient(asyncio.Protocol):
@@ -23,6 +31,7 @@ class EngineClient(asyncio.Protocol):
         on_step: Callable[[Step], None],
         on_lost: Callable[[str], None],
         secret: bytes = b"",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_hello = on_hello
         self._on_step = on_step
@@ -34,6 +43,9 @@ class EngineClient(asyncio.Protocol):
         self._totals: dict[int, int] = {}  # credit to be sent
         self._outgoing: list[bytes] = []
         self._flushing = False
+        self._clock = clock
+        self._waiting: deque[Hello | Step] = deque()  # at most what one read brought: no more is read meanwhile
+        self._paused = False
         self._fault = ""
 
     def submit(self, message: Submit) -> None:
@@ -57,6 +69,7 @@ class EngineClient(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection; a child engine ends with it."""
+        self._waiting.clear()
         if self._transport is not None:
             self._transport.abort()
 
@@ -70,17 +83,53 @@ class EngineClient(asyncio.Protocol):
         """Messages came."""
         try:
             for message in self._reader.feed(data):
-                if isinstance(message, Step):
-                    self._on_step(message)
-                elif isinstance(message, Hello):
-                    self._greet(message)
+                if isinstance(message, Step | Hello):
+                    self._waiting.append(message)
         except WireError as error:
-            self._fault = str(error)
-            self.close()
+            self._handle_all()
+            self._fail(error)
+        else:
+            self._handle_some()
+
+    def _handle_some(self) -> None:
+        """One stretch; the rest of what waits has its own, in later turns."""
+        end = self._clock() + STRETCH_S
+        while self._waiting:
+            self._handle(self._waiting.popleft())
+            if self._waiting and self._clock() >= end:
+                self._pause()
+                self._loop.call_soon(self._handle_some)
+                return
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _handle_all(self) -> None:
+        while self._waiting:
+            self._handle(self._waiting.popleft())
+
+    def _handle(self, message: Hello | Step) -> None:
+        if isinstance(message, Step):
+            self._on_step(message)
+            return
+        try:
+            self._greet(message)
+        except WireError as error:
+            self._fail(error)
+
+    def _fail(self, error: WireError) -> None:
+        self._fault = str(error)
+        self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The engine is gone."""
         self._transport = None
+        self._handle_all()  # it had said that before
         self._on_lost(self._fault or (str(exc) if exc else "the engine closed the connection"))
 
     def _greet(self, hello: Hello) -> None:

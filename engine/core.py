@@ -11,8 +11,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.block_pool import BlockPool
 from engine.scheduler import Scheduler
@@ -33,6 +34,11 @@ from engine.wire import (
     ToEngine,
     TokenizerSpec,
 )
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from engine.constraints import Constraint, Grammars
 
 # More would make one sequence's log probabilities dominate the step's time and message.
 LOGPROBS_MAX = 64
@@ -97,6 +103,8 @@ class Core:
         self._scheduler = scheduler
         self._eos = frozenset(runner.eos_ids)
         self._peers: list[Peer] = []
+        self._grammars: Grammars | None = None
+        self._preparing: dict[Sequence, Future[LLMatcher]] = {}  # their grammars are being compiled
         self._steps = 0
         self._clock = clock
         self._report = report
@@ -125,7 +133,7 @@ class Core:
         """A server is gone, and with it all that it asked for."""
         self._peers.remove(peer)
         for sequence in peer.sequences.values():
-            self._scheduler.remove(sequence)
+            self._remove(sequence)
 
     def receive(self, peer: Peer, message: ToEngine) -> None:
         """Apply one message. An id that is not known (any more) is passed over: its end was already sent."""
@@ -135,20 +143,39 @@ class Core:
         elif isinstance(message, Credit):
             for id_, total in message.totals:
                 if sequence := peer.sequences.get(id_):
-                    self._scheduler.credit(sequence, total)
+                    self._credit(sequence, total)
         elif isinstance(message, Cancel):
             for id_ in message.ids:
                 if sequence := peer.sequences.pop(id_, None):
-                    self._scheduler.remove(sequence)
+                    self._remove(sequence)
 
     @property
     def has_work(self) -> bool:
         """Whether a step has anything to compute or to tell."""
         scheduler = self._scheduler
-        return bool(scheduler.running or scheduler.waiting) or any(p.wants_step or p.ends for p in self._peers)
+        return (
+            bool(scheduler.running or scheduler.waiting)
+            or any(p.wants_step or p.ends for p in self._peers)
+            or any(compiled.done() for compiled in self._preparing.values())
+        )
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether there will be work soon, of which nobody tells."""
+        return bool(self._preparing)
+
+    def prepare_grammars(self) -> None:
+        """Make ready for grammars: left to the first one, it would delay every sequence that runs."""
+        if self._grammars is None:
+            from engine.constraints import Grammars  # and numpy, which takes longer to import than all the rest
+
+            hello = self.hello
+            self._grammars = Grammars(hello.tokenizer, hello.vocab_size, hello.eos_ids)
 
     def step(self) -> None:
         """Compute one step, and send each server its part of it."""
+        if self._preparing:
+            self._take_prepared()
         slices = self._scheduler.schedule()
         for sequence in self._scheduler.admitted:
             waited_s = self._clock() - sequence.submitted_at
@@ -208,6 +235,8 @@ class Core:
             self._end(sequence, sampled.finish, by_token=sampled.by_token)
         elif (token in self._eos and not sampling.ignore_eos) or token in sampling.stop_ids:
             self._end(sequence, "stop", by_token=True)
+        elif sequence.constraint is not None and sequence.constraint.follow(token):
+            self._end_by_grammar(sequence, sequence.constraint)
         elif generated >= sampling.max_tokens or len(sequence.tokens) >= self.hello.context_tokens_max:
             self._end(sequence, "length")
         elif generated >= sequence.credit:
@@ -215,7 +244,7 @@ class Core:
 
     def _end(self, sequence: Sequence, reason: str, *, by_token: bool = False, message: str = "") -> None:
         peer = _owner(sequence)
-        self._scheduler.remove(sequence)
+        self._remove(sequence)
         del peer.sequences[sequence.id]
         peer.ends.append(End(sequence.id, reason, by_token, message))
 
@@ -237,7 +266,40 @@ class Core:
             submitted_at=self._clock(),
         )
         peer.sequences[message.id] = sequence
-        self._scheduler.add(sequence)
+        if message.sampling.grammar:
+            self.prepare_grammars()
+            assert self._grammars is not None
+            self._preparing[sequence] = self._grammars.compile(message.sampling.grammar)
+        else:
+            self._scheduler.add(sequence)
+
+    def _take_prepared(self) -> None:
+        """Queue the sequences whose grammars are compiled. Until then they take no part in anything."""
+        for sequence, compiled in [item for item in self._preparing.items() if item[1].done()]:
+            del self._preparing[sequence]
+            assert self._grammars is not None
+            self._scheduler.add(sequence)
+            if compiled.exception() is not None:
+                self._report(repr(compiled.exception()))
+                self._end(sequence, "error", message="the engine failed; its log says how")
+                continue
+            constraint = self._grammars.constraint(compiled.result(), sequence.tokens[sequence.prompt_len :])
+            sequence.constraint = constraint
+            if constraint.ended:
+                self._end_by_grammar(sequence, constraint)
+
+    def _end_by_grammar(self, sequence: Sequence, constraint: Constraint) -> None:
+        self._end(sequence, "error" if constraint.fault else "stop", message=constraint.fault)
+
+    def _credit(self, sequence: Sequence, total: int) -> None:
+        if sequence in self._preparing:
+            sequence.credit = total
+        else:
+            self._scheduler.credit(sequence, total)
+
+    def _remove(self, sequence: Sequence) -> None:
+        if self._preparing.pop(sequence, None) is None:
+            self._scheduler.remove(sequence)
 
     def _fault(self, message: Submit) -> str:
         """What is wrong with a submission, as a sentence; "" when nothing is."""

@@ -5,6 +5,7 @@ They are data, not a package: the name `cuda` belongs to NVIDIA's namespace pack
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -13,8 +14,18 @@ _PLACES = (_HERE / "_kernels", _HERE.parent / "cuda")
 
 def source(name: str) -> str:
     """The text of `name`.cu. Raises FileNotFoundError that says where it was looked for."""
+    return _path(name).read_text(encoding="utf-8")
+
+
+def options(name: str, constants: Mapping[str, int]) -> tuple[str, ...]:
+    """What to tell the compiler of `name`.cu: its constants, and where its own headers lie."""
+    defined = (f"-D{constant}={value}" for constant, value in constants.items())
+    return ("-std=c++17", f"-I{_path(name).parent}", *defined)
+
+
+def _path(name: str) -> Path:
     for place in _PLACES:
         path = place / f"{name}.cu"
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            return path
     raise FileNotFoundError(f"no {name}.cu in {' or '.join(map(str, _PLACES))}")

@@ -13,15 +13,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine import catalog, cpu_ops
-from engine.attention import StepBatch
+from engine import catalog, cpu_ops, cuda_device
+from engine.attention import Attention, StepBatch
 from engine.attention.cpu import CPUAttention
+from engine.attention.cuda import CUDAAttention, CUDAPointwise
+from engine.cuda_kernels import Load
 from engine.loaders import Checkpoint, open_checkpoint
 from engine.models.config import ModelError
 from engine.models.decoder import Decoder, TorchDecoder
 from engine.models.llama import LlamaDecoder
 from engine.models.native import NativeDecoder, serves
-from engine.models.pointwise import TorchPointwise
+from engine.models.pointwise import Pointwise, TorchPointwise
 from engine.sampler import Sampler, logprobs
 from engine.sequence import Sampled, Slice
 from engine.wire import TokenizerSpec
@@ -32,6 +34,8 @@ __all__ = ["ModelError", "ModelRunner"]
 PROMPT_ROWS_MAX = 64
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# In torch only float32 makes a text independent of its batch, so it is what nobody has to ask for.
+_AUTO = torch.float32
 _QUANTISED = ("int8", "gguf")  # by the C++ operators alone
 
 
@@ -51,9 +55,8 @@ class ModelRunner:
         tokenizer: TokenizerSpec,
         checkpoint: Checkpoint,
         *,
-        dtype: str,
-        native: bool,
-        progress: Callable[[str, int, int], None],
+        device: torch.device,
+        decoder: Callable[[], tuple[Decoder, str]],
     ) -> None:
         self.config = checkpoint.config
         self.name = name
@@ -61,8 +64,9 @@ class ModelRunner:
         self.vocab_size = self.config.vocab_size
         self.eos_ids = [each for each in checkpoint.eos_ids if 0 <= each < self.vocab_size]
         self.context_tokens_max = self.config.context_tokens_max
+        self._device = device
         with torch.inference_mode():
-            self._model, self.operators = _cpu_decoder(checkpoint, dtype, native, progress)
+            self._model, self.operators = decoder()
         self._sampler = Sampler(self.eos_ids)
         self._block_size = 0
 
@@ -74,16 +78,19 @@ class ModelRunner:
         device: str,
         dtype: str,
         native: bool = True,
+        kernels: Load | None = None,
         progress: Callable[[str, int, int], None],
     ) -> ModelRunner:
-        """Finds (see `catalog.resolve`), reads and prepares a model. `device`: auto, cpu. `dtype`: auto, float32,
-        bfloat16, float16, int8, gguf (weights stay quantised as a GGUF file holds them). `native`: by the C++ operators
-        where they can be had. `progress(what, done, total)` is told of long work; total 0 means that it isn't known.
-        Raises ModelError for whatever stands in the way."""
-        if device not in ("auto", "cpu"):
-            raise ModelError(f"device {device!r} is not available here; use auto or cpu")
+        """Finds (see `catalog.resolve`), reads and prepares a model. `device`: auto, cpu, cuda. `dtype`: auto, float32,
+        bfloat16, float16, and on the CPU int8 and gguf (weights stay quantised as a GGUF file holds them). `native`: by
+        the C++ operators where they can be had. `kernels` launches the CUDA kernels in CuPy's place, with all memory on
+        the CPU. `progress(what, done, total)` is told of long work; total 0 means that it isn't known. Raises
+        ModelError for whatever stands in the way."""
+        cuda = _is_cuda(device, kernels)
         if dtype not in ("auto", *_DTYPES, *_QUANTISED):
             raise ModelError(f"dtype {dtype!r} is not known; use auto, {', '.join((*_DTYPES, *_QUANTISED))}")
+        if cuda and dtype in _QUANTISED:
+            raise ModelError(f"dtype {dtype} is computed on the CPU alone; use --device cpu, or another type")
         path = catalog.resolve(path_or_name, progress=progress)
         if dtype == "gguf" and path.is_dir():
             raise ModelError(
@@ -91,7 +98,18 @@ class ModelRunner:
             )
         checkpoint = open_checkpoint(path)
         name = path_or_name if path_or_name in catalog.KNOWN else _name(path_or_name, path)
-        return cls(name, checkpoint.tokenizer(), checkpoint, dtype=dtype, native=native, progress=progress)
+        place = torch.device("cuda" if cuda and kernels is None else "cpu")
+
+        def decoder() -> tuple[Decoder, str]:
+            if cuda:
+                return _cuda_decoder(checkpoint, dtype, place, kernels or cuda_device.CuPyModule, progress)
+            return _cpu_decoder(checkpoint, dtype, native, progress)
+
+        return cls(name, checkpoint.tokenizer(), checkpoint, device=place, decoder=decoder)
+
+    def memory_free_bytes(self) -> int | None:
+        """Of the device, where that isn't the host."""
+        return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else None
 
     def block_bytes(self, block_size: int) -> int:
         """Memory of one block: keys and values of `block_size` tokens in all layers."""
@@ -122,7 +140,7 @@ class ModelRunner:
         sampled = [index for index, each in enumerate(slices) if each.sample]
         if not sampled:
             return []
-        last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1)
+        last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1).to(self._device)
         logits = self._model.logits(hidden.index_select(0, last_rows))
         return list(self._sampler.choose(logits, [slices[index].sequence for index in sampled]))
 
@@ -154,6 +172,41 @@ def _batch(slices: list[Slice], block_size: int) -> StepBatch:
     return StepBatch(positions, slots, rows, contexts, tables)
 
 
+def _is_cuda(device: str, kernels: Load | None) -> bool:
+    """What the device asked for comes to here; ModelError where it can't be had."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ModelError(f"device {device!r} is not known; use auto, cpu or cuda")
+    if device == "cpu" or kernels is not None:
+        return device == "cuda"
+    problem = cuda_device.problem()
+    if device == "cuda" and problem:
+        raise ModelError(f"device 'cuda' is not available: {problem}; use auto or cpu")
+    return problem is None
+
+
+def _cuda_decoder(
+    checkpoint: Checkpoint, dtype: str, device: torch.device, load: Load, progress: Callable[[str, int, int], None]
+) -> tuple[Decoder, str]:
+    config, numbers = checkpoint.config, _DTYPES.get(dtype, _AUTO)
+    pointwise = CUDAPointwise(config, device=device, dtype=numbers)
+    attention = CUDAAttention(config, numbers, device, load)
+    decoder = _torch_decoder(checkpoint, attention, pointwise, numbers, device, progress)
+    return decoder, "computing with CUDA kernels"
+
+
+def _torch_decoder(
+    checkpoint: Checkpoint,
+    attention: Attention,
+    pointwise: Pointwise,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str, int, int], None],
+) -> Decoder:
+    config = checkpoint.config
+    layers = LlamaDecoder(config, checkpoint, device=device, dtype=dtype, pointwise=pointwise, progress=progress)
+    return TorchDecoder(layers, attention, dtype, device)
+
+
 def _cpu_decoder(
     checkpoint: Checkpoint, dtype: str, native: bool, progress: Callable[[str, int, int], None]
 ) -> tuple[Decoder, str]:
@@ -174,11 +227,9 @@ def _cpu_decoder(
             return model, f"computing with C++ operators ({library.level}); weights: {model.formats}"
     if dtype in _QUANTISED:
         raise ModelError(f"dtype {dtype} needs the C++ operators, but {reason}; use bfloat16 or float32")
-    # In torch only float32 makes a text independent of its batch, so it is what nobody has to ask for.
-    numbers, device = _DTYPES.get(dtype, torch.float32), torch.device("cpu")
+    numbers, device = _DTYPES.get(dtype, _AUTO), torch.device("cpu")
     pointwise = TorchPointwise(config, device=device, dtype=numbers)
-    layers = LlamaDecoder(config, checkpoint, device=device, dtype=numbers, pointwise=pointwise, progress=progress)
-    decoder = TorchDecoder(layers, CPUAttention(config, numbers), numbers)
+    decoder = _torch_decoder(checkpoint, CPUAttention(config, numbers), pointwise, numbers, device, progress)
     return decoder, f"computing in torch alone, which is slower: {reason}"
 
 

@@ -3,7 +3,8 @@
 May import numpy, torch and the engine's wire types. A row's choice depends on its own logits and on its `Sampling`,
 never on the rows beside it, and its randomness is a pure function of (seed, prompt index, choice index, token index).
 
-Bias, penalties and bans come first (see engine.penalties), and greedy choice obeys them too. Then filters apply in this
+Bias, penalties and bans come first (see engine.penalties), what a grammar doesn't allow among the bans (see
+engine.constraints), and greedy choice obeys them too. Then filters apply in this
 order: temperature, top_k, top_p over what top_k left, min_p relative to the likeliest token.
 The draw inverts the cumulative distribution in the order of token ids, not of probabilities: two nearly equal
 probabilities that trade places by a rounding difference would otherwise change the token.
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.constraints import Bits
 from engine.penalties import adjust, is_adjusted
 from engine.sequence import Sampled, Sequence
 from engine.wire import Logprob, Sampling
@@ -30,7 +32,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Sampler:
-    """`eos_ids` are banned, with a sequence's own stop ids, until it has its min_tokens."""
+    """`eos_ids` are banned, with a sequence's own stop ids, until it has its min_tokens; and in a grammar where they
+    are to be ignored, since it ends with the first of them."""
 
     def __init__(self, eos_ids: list[int]) -> None:
         self._eos_ids = eos_ids
@@ -51,8 +54,8 @@ class Sampler:
             finite &= logits.amax(-1).isfinite()
         usable = finite.tolist()
         answers = [
-            Sampled(token) if good else Sampled(-1, error="the model's output holds no finite number to choose from")
-            for token, good in zip(tokens.tolist(), usable, strict=True)
+            Sampled(token) if good else Sampled(-1, error=_fault(logits[row], sequences[row]))
+            for row, (token, good) in enumerate(zip(tokens.tolist(), usable, strict=True))
         ]
         self._add_logprobs(logits, samplings, answers)
         return answers
@@ -60,12 +63,16 @@ class Sampler:
     def _adjusted(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """The logits with bias and penalties, and -inf at every id that must not come yet; a copy if there is any."""
         rows = [row for row, each in enumerate(sequences) if is_adjusted(each.sampling)]
+        held = [row for row, each in enumerate(sequences) if each.constraint is not None]
         banned_rows, banned_ids = self._banned(logits.shape[1], sequences)
-        if not rows and not banned_rows:
+        if not rows and not held and not banned_rows:
             return logits
         adjusted = logits.clone()
         if rows:
             adjust(adjusted, rows, [sequences[row] for row in rows])
+        if held:
+            allowed = torch.from_numpy(_allowed([sequences[row] for row in held])).to(logits.device)
+            adjusted[held] = adjusted[held].masked_fill(~allowed, -torch.inf)
         if banned_rows:
             adjusted[banned_rows, banned_ids] = -torch.inf
         return adjusted
@@ -75,8 +82,10 @@ class Sampler:
         rows: list[int] = []
         ids: list[int] = []
         for row, sequence in enumerate(sequences):
-            if sequence.generated < sequence.sampling.min_tokens:
-                banned = {*self._eos_ids, *sequence.sampling.stop_ids}
+            sampling = sequence.sampling
+            early = sequence.generated < sampling.min_tokens
+            if early or (sampling.ignore_eos and sequence.constraint is not None):
+                banned = {*self._eos_ids, *(sampling.stop_ids if early else ())}
                 ids += [each for each in banned if 0 <= each < vocab]
                 rows += [row] * (len(ids) - len(rows))
         return rows, ids
@@ -90,6 +99,17 @@ class Sampler:
         counts = [samplings[row].logprobs for row in wanted]
         for row, best in zip(wanted, logprobs(logits[wanted], ids, counts), strict=True):
             answers[row].logprob = best
+
+
+def _allowed(sequences: list[Sequence]) -> Bits:
+    constraints = [each.constraint for each in sequences if each.constraint is not None]
+    return constraints[0].allowed(constraints)
+
+
+def _fault(logits: torch.Tensor, sequence: Sequence) -> str:
+    if sequence.constraint is not None and logits.amax().isfinite():
+        return "the answer's grammar leaves nothing to go on with"
+    return "the model's output holds no finite number to choose from"
 
 
 def logprobs(logits: torch.Tensor, ids: list[int], counts: list[int], first: int = 0) -> list[Logprob]:

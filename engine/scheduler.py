@@ -70,6 +70,7 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence in any state."""
         self._leave(sequence)
+        self.waiting.ended(sequence)
         self._give_back(sequence)
 
     def schedule(self) -> list[Slice]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.wire import Logprob, Sampling
+
+if TYPE_CHECKING:
+    from engine.constraints import Constraint
 
 WAITING, RUNNING, PARKED = "waiting", "running", "parked"
 
@@ -22,13 +26,14 @@ class Sequence:
     submitted_at: float = 0.0  # by the core's clock
     owner: object = None  # which server it belongs to; the core's business
     runner_state: object = None  # what the runner keeps about it
+    constraint: Constraint | None = None  # its place in its grammar
     state: str = WAITING
     computed: int = 0
     blocks: list[int] = field(default_factory=list)  # block table: position p lies in blocks[p // block_size]
     hashes: list[bytes] = field(default_factory=list)  # chained hash of each full block of `tokens`, as far as known
     published: int = 0  # how many leading blocks the prefix cache knows
     tried: int = -1  # where its latest chunk started; equal to `computed`: the runner had no answer
-    arrival: int = 0  # its place among those that were never admitted; 0: it never waited
+    arrival: int = 0  # its place among those that wait; 0: it never did
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of prompt ids 1, 2, …, until they are told
     cached_tokens: int = -1  # prompt tokens found in the cache at first admission; -1: not admitted yet
 

@@ -20,6 +20,8 @@ from engine.wire import FrameReader, Step, WireError, encode
 PEER_OWED_BYTES_MAX = 256 * 1024 * 1024
 READ_BYTES = 256 * 1024
 TOKEN_BYTES_MAX = 4096
+# An engine with nothing to do but a grammar that is being compiled looks so often whether it is: most take as long.
+PREPARING_S = 0.002
 
 
 class _Connection:
@@ -114,8 +116,8 @@ class Shell:
     def run(self) -> None:
         """Serve until the parent is gone; for ever without one."""
         while True:
-            idle = not self._core.has_work
-            for key, _ in self._selector.select(None if idle else 0):
+            wait_s = 0.0 if self._core.has_work else PREPARING_S if self._core.is_preparing else None
+            for key, _ in self._selector.select(wait_s):
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
                 if sock not in self._connections:

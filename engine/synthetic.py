@@ -6,7 +6,8 @@ or measured with it is what a model's tokens go through.
 Vocabulary: ids 0 to 255 are the bytes of those values, then come the special tokens, then 10,000 words of five
 bytes (" 0000" to " 9999"), then the pieces that the script names. Without a script the n-th token of a sequence is
 the word numbered n plus a start that depends on the prompt and, above temperature 0, on the seed and the choice: a gap
-or a repeat shows at once.
+or a repeat shows at once. A sequence with a grammar makes, byte by byte, an answer that follows it, by the same start;
+it closes strings and lists soon. A script's tokens must follow the grammar themselves.
 
 Script (JSON): {"scripts": [{"match": "words of the prompt", "tokens": [...], "finish": "stop"}, ...]}.
 The first script whose `match` occurs in the prompt's text is played, from its first token on; "" matches all.
@@ -31,16 +32,20 @@ import time
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.sequence import Sampled, Sequence, Slice
 from engine.wire import Logprob, TokenizerSpec
+
+if TYPE_CHECKING:
+    from engine.constraints import Constraint
 
 BOS, IM_START, IM_END = 256, 257, 258
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 WORD_BASE = 256 + len(SPECIALS)
 WORDS = 10_000
 CONTEXT_TOKENS_MAX = 131_072
+CLOSING = tuple(b'"}]')
 SCRIPT_TOKENS_MAX = 1_000_000  # what {"repeat"} may grow to: more is a slip of the pen
 
 CHAT_TEMPLATE = (
@@ -122,6 +127,8 @@ class SyntheticRunner:
                 _tell_prompt(sequence, self.vocab_size)
         if play.script is not None:
             sampled = self._play(play, play.script)
+        elif sequence.constraint is not None:
+            sampled = _follow(sequence, sequence.constraint, play.start)
         else:
             sampled = Sampled(WORD_BASE + (play.start + sequence.generated) % WORDS)
         if sampled is not None and not sampled.error and sequence.sampling.logprobs >= 0:
@@ -170,6 +177,22 @@ class SyntheticRunner:
             time.sleep(max(0.0, self._next_step - now))
         elif idle:
             time.sleep(0.001)  # every sequence pauses: don't spin
+
+
+def _follow(sequence: Sequence, constraint: Constraint, start: int) -> Sampled:
+    """An id that the grammar allows; the end token where it may come."""
+    sampling = sequence.sampling
+    (allowed,) = constraint.allowed([constraint])
+    if allowed[IM_END] and not sampling.ignore_eos and sequence.generated >= sampling.min_tokens:
+        return Sampled(IM_END, finish="stop", by_token=True)
+    ids = [id_ for id_ in allowed.nonzero()[0].tolist() if id_ not in (IM_END, BOS, IM_START)]
+    if not ids:
+        return Sampled(-1, error="the answer's grammar leaves nothing to go on with")
+    digest = blake2b(f"{start}/{sequence.generated}".encode(), digest_size=8).digest()
+    draw = int.from_bytes(digest)
+    closing = [id_ for id_ in CLOSING if allowed[id_]]
+    plain = [id_ for id_ in ids if 0x20 <= id_ < 0x7F] or ids
+    return Sampled(closing[0] if closing and draw % 3 == 0 else plain[(draw >> 8) % len(plain)])
 
 
 def _position_after(script: _Script, generated: int) -> int:

@@ -35,8 +35,16 @@ class TextStream:
         "stopped",
     )
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, stops: Sequence[str] = ()) -> None:
-        pieces = tokenizer.pieces(skip_special=skip_special)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        shown: frozenset[int] = frozenset(),
+        stops: Sequence[str] = (),
+    ) -> None:
+        """`shown`: special ids that are not skipped."""
+        pieces = tokenizer.pieces(skip_special=skip_special, shown=shown)
         self._raw = pieces.raw
         self._whole = pieces.whole
         self._stops = [_Stop(text) for text in stops]

@@ -55,10 +55,17 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._shown = Pieces(self.table, [_text_or_none(piece) for piece in self.table])
         self._skipped = _without(self._shown, self.special_ids)
+        self._partly_shown = (self.special_ids, self._shown)  # the latest set; a model's tool markers are one
 
-    def pieces(self, *, skip_special: bool = True) -> Pieces:
-        """The text of each id; that of special ids is empty when they are skipped."""
-        return self._skipped if skip_special else self._shown
+    def pieces(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> Pieces:
+        """The text of each id; that of special ids is empty when they are skipped, but for those in `shown`."""
+        if not skip_special:
+            return self._shown
+        if not shown:
+            return self._skipped
+        if shown != self._partly_shown[0]:
+            self._partly_shown = shown, _without(self._shown, self.special_ids - shown)
+        return self._partly_shown[1]
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """Ids of a raw prompt or a rendered template: special tokens written in it are parsed.
@@ -107,6 +114,11 @@ class Tokenizer:
     def text_of(self, token: int) -> str:
         """The same as text, for people: what is not whole UTF-8 becomes U+FFFD."""
         return self.bytes_of(token).decode("utf-8", "replace")
+
+    def name_of(self, token: int) -> str:
+        """What the vocabulary calls an id, as `transformers` has it (`Ġthe` for " the")."""
+        name = self._backend.id_to_token(token) if self._backend is not None else None
+        return self.text_of(token) if name is None else name
 
     def _encode_bytes(self, text: str) -> list[int]:
         """The vocabulary without a tokenizer.json: a byte is the id of its value, a bare marker is its special id."""

@@ -18,7 +18,7 @@ import msgspec
 # A frame holds at most one tokenizer (Hello) or one prompt of a few million ids (Submit). What is longer is a
 # broken or hostile peer, and the connection ends.
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 _LENGTH = struct.Struct(">I")
 
@@ -48,6 +48,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     repetition_penalty: float = 1.0  # a factor for the ids of prompt and generated text; 1: off
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, what is added to its logit), each id once
     prompt_logprobs: int = -1  # as `logprobs`, for the prompt's ids; told once, with the first new id
+    grammar: str = ""  # what the answer must follow, as engine.grammar describes it; "": nothing
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

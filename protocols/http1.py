@@ -25,6 +25,7 @@ from protocols.http1_guard import Framing, Guard, Malformed, split_absolute
 _H11_SLACK_BYTES = 64 * 1024
 
 _unsendable = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_connection = re.compile(rb"\r\nconnection: ([^\r\n]*)", re.IGNORECASE)
 _OURS = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -216,7 +217,7 @@ class Http1:
             raise ValueError(str(fault)) from None
         if not self._guard.complete:
             self._stop_reading()
-        data = self._h11.send(response)
+        data = _with_one_connection_field(self._h11.send(response))
         if bodiless or (self._request and self._request.method == "HEAD"):
             self._write = _Write.NOTHING
         elif length is not None:
@@ -293,6 +294,14 @@ def _checked(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
         if name.lower() in _OURS:
             raise ValueError(f"{name!r} is chosen by `length`")
     return fields
+
+
+def _with_one_connection_field(head: bytes) -> bytes:
+    """h11 writes each connection option on a line of its own; clients that look at one line would miss the others."""
+    options = _connection.findall(head)
+    if len(options) < 2:
+        return head
+    return _connection.sub(b"", head)[:-4] + b"\r\nConnection: %b\r\n\r\n" % b", ".join(options)
 
 
 def _reason(status: int) -> bytes:

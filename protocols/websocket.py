@@ -210,7 +210,7 @@ class WebSocket:
             self._reply = ws.CloseConnection(code=event.code)
         else:
             self.faulted = True
-            reason = _FAULTS.get(event.code, reason)
+            reason = (self._rules and self._rules.fault) or _FAULTS.get(event.code, reason)
             self._reply = ws.CloseConnection(code=event.code, reason=reason)
         return Closed(int(event.code), reason)
 

@@ -147,6 +147,7 @@ class MessageRules(Extension):
     name = NAME
 
     def __init__(self, *, max_message: int, terms: Terms | None) -> None:
+        self.fault = ""  # what was wrong, where the close code alone doesn't say
         self._max_message = max_message
         self._max_wire = max_message * _WIRE_FACTOR + _WIRE_SLACK_BYTES
         self._terms = terms
@@ -181,6 +182,7 @@ class MessageRules(Extension):
             return RsvBits(False, False, False)
         # wsproto's own check comes behind the payload, too late for one that may not inflate.
         if (opcode is Opcode.CONTINUATION) is not self._in_message:
+            self.fault = "a message in the middle of another" if self._in_message else "a continuation of no message"
             return CloseReason.PROTOCOL_ERROR
         if not self._in_message:
             self._begin_message(compressed=rsv.rsv1 and self._terms is not None)

@@ -15,6 +15,7 @@ import resource
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,25 @@ from server import config as configuration
 from server import outcome as outcomes
 from server.access_log import AccessLog
 from server.api.generation import Generation, Model
+from server.api.response_store import ResponseStore
 from server.app import App, Policy, new_request_id
 from server.chat import ChatTemplate
 from server.config import Config
 from server.connection import Connection
 from server.echo import EchoProgram
-from server.engines import EngineFailed, EngineLink
-from server.gateway.keys import Keys, KeysError, read_keys
+from server.engines import EngineFailed, EngineLink, Vocabulary
+from server.gateway import key_file
+from server.gateway.access import Gateway
+from server.gateway.balancer import Balancer, Link
+from server.gateway.key_file import KeysError, read_keys
+from server.gateway.keys import Keys
 from server.host import Host
 from server.http import Program
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
 from server.outcome import Outcome
 from server.table import StreamTable
 from server.tls import Certificates, TlsError
+from server.tools.formats import SYNTAXES, syntax_of
 
 BACKLOG = 4096  # connections that wait for the loop: two thousand clients may come in one instant
 # The loop takes one connection of each listening descriptor in a turn. When each turn writes to hundreds of streams, a
@@ -60,11 +67,13 @@ class Server:
         self._loop = loop
         self._log = AccessLog(config.log_format, clock=time.monotonic)
         self._metrics = Metrics()
-        self._link: EngineLink | None = None
+        self._engines: Balancer | None = None
         self._table: StreamTable | None = None
         self._app: App | None = None
         self._host: Host | None = None
         self._certificates: Certificates | None = None
+        self._keys = Keys(None)
+        self._gateway: Gateway | None = None
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -72,12 +81,14 @@ class Server:
         config = self._config
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal)
-        keys = read_keys(config.api_keys) if config.api_keys else Keys(None)
+        if config.api_keys:
+            self._keys = Keys(read_keys(config.api_keys))
         if config.tls_cert and config.tls_key:
             self._certificates = Certificates(Path(config.tls_cert), Path(config.tls_key))
-            self._loop.add_signal_handler(signal.SIGHUP, self._reload_certificates, self._certificates)
+        if self._certificates or config.api_keys:
+            self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         listener = _listen(config)  # before the model is loaded: a port in use is known at once
-        program = await self._start_program(keys)
+        program = await self._start_program()
         if program is None:
             return 0
         host = self._host = Host(
@@ -91,6 +102,7 @@ class Server:
             connections_max=config.max_connections or _raise_file_limit() - RESERVED_FILES,
             new_request_id=new_request_id,
             connections=set(),
+            trusted=config.trusted_proxies,
         )
         listener.listen(BACKLOG)
         servers = [await self._serve(host, listener)]
@@ -102,8 +114,8 @@ class Server:
         await self._drain(host)
         for server in servers:
             server.close()
-        if self._link is not None:
-            await self._link.close()
+        if self._engines is not None:
+            await self._engines.close()
         if config.uds:
             os.unlink(config.uds)
         return 0
@@ -120,44 +132,58 @@ class Server:
             ssl_shutdown_timeout=TLS_GOODBYE_S,
         )
 
-    async def _start_program(self, keys: Keys) -> Program | None:
+    async def _start_program(self) -> Program | None:
         """What is served, with its engine; None when a signal came first."""
         config = self._config
         if config.conformance_echo:
             return EchoProgram()
-        self._link = EngineLink(
-            config.engine_argv,
-            config.engine_url,
-            _read_secret(config),
-            self._log,
-            on_restart=self._count_restart,
-        )
-        starting = self._loop.create_task(self._link.start())
+        engines = self._engines = Balancer(self._links())
+        starting = self._loop.create_task(engines.start())
         stopping = self._loop.create_task(self._stop.wait())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not starting.done():
             starting.cancel()
-            await self._link.close()
+            await engines.close()
             return None
         hello = starting.result()
         tokenizer = Tokenizer(hello.tokenizer)
         spec = hello.tokenizer
+        template = ChatTemplate(spec.chat_template, spec.bos_token, spec.eos_token)
+        syntax = SYNTAXES.get(config.tool_parser) or syntax_of(spec.chat_template, takes_tools=template.takes_tools)
         model = Model(
             name=config.served_model_name or hello.model,
             hello=hello,
             tokenizer=tokenizer,
-            template=ChatTemplate(spec.chat_template, spec.bos_token, spec.eos_token),
+            template=template,
             created=int(time.time()),
+            syntax=syntax,
         )
-        return self._assemble(model, keys, self._link)
+        return self._assemble(model, engines)
 
-    def _assemble(self, model: Model, keys: Keys, link: EngineLink) -> App:
+    def _links(self) -> list[Link]:
+        config, vocabulary = self._config, Vocabulary()
+
+        def link(url: str | None) -> EngineLink:
+            return EngineLink(
+                config.engine_argv,
+                url,
+                _read_secret(config),
+                self._log,
+                vocabulary=vocabulary,
+                on_restart=self._count_restart,
+                threads=max(1, (os.cpu_count() or 1) // config.engines) if config.engines > 1 else None,
+            )
+
+        return [link(url) for url in config.engine_urls or [None] * config.engines]
+
+    def _assemble(self, model: Model, engines: Balancer) -> App:
         config = self._config
+        gateway = self._gateway = Gateway(self._keys, config.rates, model=model.name)
         table = self._table = StreamTable(
-            link,
+            engines,
             model.tokenizer,
-            keys,
+            gateway.limiter,
             self._metrics,
             config.limits,
             clock=time.monotonic,  # the loop's own counts whole milliseconds
@@ -165,20 +191,20 @@ class Server:
             log_access=self._log.stream,
             log_fault=self._log.fault,
         )
-        link.listen(table)
+        engines.listen(table)
         self._metrics.live = self._live
         policy = Policy(
             cors_origins=config.cors_origins,
-            loopback_hosts_only=not keys.required and not config.insecure and config.uds is None,
+            loopback_hosts_only=not self._keys.required and not config.insecure and config.uds is None,
             metrics_access=config.metrics_access,
         )
         self._app = App(
-            Generation(table, model),
+            Generation(table, model, ResponseStore(config.responses)),
             self._metrics,
-            keys,
+            gateway,
             policy,
             self._log,
-            engine_up=lambda: link.hello is not None,
+            engine_up=lambda: engines.hello is not None,
         )
         return self._app
 
@@ -191,15 +217,29 @@ class Server:
         connections = dict.fromkeys(PROTOCOLS, 0)
         for connection in self._host.connections:
             connections[connection.protocol] += 1
-        hello = self._link.hello if self._link is not None else None
-        return Live(streams, connections, self._table.gauges, hello.pool_tokens if hello else 0)
+        assert self._engines is not None
+        hello = self._engines.hello
+        return Live(streams, connections, self._engines.gauges, hello.pool_tokens if hello else 0)
 
-    def _reload_certificates(self, certificates: Certificates) -> None:
+    def _on_hangup(self) -> None:
+        if self._certificates is not None:
+            self._reload("certificates", self._certificates.reload)
+        if self._config.api_keys:
+            self._reload("keys", self._reload_keys)
+
+    def _reload(self, what: str, reload: Callable[[], None]) -> None:
         try:
-            certificates.reload()
-            self._log.event("certificates", result="reloaded")
-        except TlsError as error:
-            self._log.event("certificates", result="kept the old ones", message=str(error))
+            reload()
+            self._log.event(what, result="reloaded")
+        except (TlsError, KeysError) as error:
+            self._log.event(what, result="kept the old ones", message=str(error))
+
+    def _reload_keys(self) -> None:
+        """Streams go on, also those of a key that is gone; it starts no others."""
+        assert self._config.api_keys is not None
+        self._keys.replace(read_keys(self._config.api_keys))
+        if self._gateway is not None:
+            self._gateway.limiter.refresh()
 
     def _count_restart(self) -> None:
         self._metrics.engine_restarts += 1
@@ -208,8 +248,16 @@ class Server:
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            os._exit(1)  # whoever asks twice wants it now; the engine sees our socket close
+            self._exit_now()
         self._stop.set()
+
+    def _exit_now(self) -> None:
+        """Whoever asks twice wants it now: in this turn every stream gets its outcome and its line in the log, and what
+        the sockets take of the last frames. The engine sees our socket close."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)  # whoever asks a third time is not even heard
+        self._loop.call_soon(os._exit, 1)
+        self._end_streams()
 
     async def _drain(self, host: Host) -> None:
         """Let streams run to the deadline, then end them in-band; refuse new ones meanwhile."""
@@ -222,9 +270,7 @@ class Server:
         deadline = self._loop.time() + self._config.drain_timeout_s
         while self._has_work(host) and self._loop.time() < deadline:  # noqa: ASYNC110 (a few looks, once in a life)
             await asyncio.sleep(DRAIN_LOOK_S)
-        if self._table is not None:
-            for stream in list(self._table.live):
-                stream.finish(Outcome(outcomes.ERROR, "the server is stopping", retriable=True))
+        self._end_streams()
         for connection in list(host.connections):
             connection.drain()
         deadline = self._loop.time() + FAREWELL_S
@@ -232,6 +278,11 @@ class Server:
             await asyncio.sleep(DRAIN_LOOK_S)
         for connection in list(host.connections):
             connection.abort()
+
+    def _end_streams(self) -> None:
+        if self._table is not None:
+            for stream in list(self._table.live):
+                stream.finish(Outcome(outcomes.ERROR, "the server is stopping", retriable=True))
 
     def _has_work(self, host: Host) -> bool:
         if self._table is not None and any(True for _ in self._table.live):
@@ -310,6 +361,9 @@ async def _main(config: Config) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The exit code: 0 after a drain, 2 for bad usage, 1 otherwise."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["keys"]:
+        return key_file.main(argv[1:])
     return uvloop.run(_main(configuration.parse(argv)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -17,9 +18,13 @@ from typing import TextIO
 from server.http import Call
 from server.stream import Stream
 
+# In place of a status, as nginx has it: the client left before there was an answer.
+CLIENT_LEFT = 499
 _QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
 # What a client chose is shown up to here.
 SHOWN_CHARS_MAX = 200
+
+_named = re.compile(r"^(/v1/(?:streams/|responses/(?:resp_)?)[^/]{8})[^/]*")
 
 Value = str | int | float | None
 
@@ -46,10 +51,25 @@ class AccessLog:
                 "request_id": call.request_id,
                 "client": call.client,
                 "method": call.request.method,
-                "path": _without_ids(call)[:SHOWN_CHARS_MAX],
+                "path": _without_ids(call.path)[:SHOWN_CHARS_MAX],
                 "status": status,
                 "key": call.key,
                 "ms": round(seconds * 1000, 1),
+            },
+        )
+
+    def unbegun(self, call: Call, outcome: str, status: int) -> None:
+        """A generation on the WebSocket that `call` opened, which never became a stream. `status`: what an HTTP request
+        would have been answered."""
+        self._write(
+            "request",
+            {
+                "request_id": call.request_id,
+                "client": call.client,
+                "api": call.api,
+                "outcome": outcome,
+                "status": status,
+                "key": call.key,
             },
         )
 
@@ -93,9 +113,9 @@ class AccessLog:
             self._out.write(line + "\n")
 
 
-def _without_ids(call: Call) -> str:
-    """The path, with a stream's name as short as elsewhere in the log."""
-    return call.path.replace(call.stream_id, call.stream_id[:8]) if call.stream_id else call.path
+def _without_ids(path: str) -> str:
+    """The path, with a stream's name as short as elsewhere in the log: also one that isn't the caller's, or is gone."""
+    return _named.sub(r"\1", path)
 
 
 def _shown(value: Value) -> str:

@@ -14,22 +14,30 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from server.access_log import AccessLog
-from server.api import errors, operations, streams, websocket
+from server.access_log import CLIENT_LEFT, AccessLog
+from server.api import anthropic_errors, errors, openapi, operations, streams, websocket
+from server.api import openai_responses as responses
+from server.api.anthropic_messages import count_tokens, messages
 from server.api.errors import ApiError
 from server.api.generate import generate
 from server.api.generation import Generation
-from server.api.idempotency import Once
+from server.api.idempotency import Again, Once
 from server.api.openai_chat import chat_completions
 from server.api.openai_completions import completions
-from server.gateway.keys import ANONYMOUS, Keys
+from server.api.tokens import detokenize, tokenize
+from server.gateway.access import Gateway
+from server.gateway.access_tokens import split_token
 from server.http import Call, Headers, Response, Streaming, Upgrade, WebSocketChannel
 from server.metrics import Metrics
+from server.outcome import CANCELLED, REFUSED
+from server.table import Busy
 
 REQUEST_ID_CHARS_MAX = 128
 # Browsers may keep a preflight's answer so long.
 PREFLIGHT_MAX_AGE_S = 600
-EXPOSED = b"X-Stream-Id, X-Request-Id, X-Stream-From, Retry-After"
+EXPOSED = b"X-Stream-Id, X-Request-Id, X-Stream-From, Retry-After, Request-Id, " + b", ".join(
+    b"x-ratelimit-%b-%b" % (what, of) for of in (b"requests", b"tokens") for what in (b"limit", b"remaining", b"reset")
+)
 
 _request_id = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,%d}" % REQUEST_ID_CHARS_MAX)
 _loopback_host = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
@@ -54,10 +62,11 @@ Handler = Callable[[Call, str], Awaitable[Response | Streaming]]
 class Route:
     """`generates`: the family (a metric label) of a route that starts streams; it is refused while draining."""
 
-    path: str  # a trailing "/*" stands for one more segment, given to the handler
+    path: str  # "*" as its last segment, or the one before, stands for any; the handler is given it
     handlers: dict[str, Handler]
     generates: str = ""
     open: bool = False  # answers without a key
+    by_token: bool = False  # a GET by EventSource or WebSocket, which send no header, may bring an access token
     websocket: bool = False
 
 
@@ -68,7 +77,7 @@ class App:
         self,
         generation: Generation,
         metrics: Metrics,
-        keys: Keys,
+        gateway: Gateway,
         policy: Policy,
         access_log: AccessLog,
         *,
@@ -76,32 +85,45 @@ class App:
     ) -> None:
         self._generation = generation
         self._metrics = metrics
-        self._keys = keys
+        self._gateway = gateway
         self._policy = policy
         self._access_log = access_log
         self._engine_up = engine_up
         self.draining = False
         self._exact: dict[str, Route] = {}
-        self._by_prefix: dict[str, Route] = {}
+        self._by_pattern: dict[str, Route] = {}
         for route in self._routes():
-            if route.path.endswith("/*"):
-                self._by_prefix[route.path[:-1]] = route
-            else:
-                self._exact[route.path] = route
+            known = self._by_pattern if "/*" in route.path else self._exact
+            known[route.path] = route
 
     def _routes(self) -> list[Route]:
         generation, metrics, model = self._generation, self._metrics, self._generation.model
+        gateway = self._gateway
         once = Once()
 
-        def starting(begin: Callable[[Generation, Call], Awaitable[Response | Streaming]]) -> Handler:
+        def starting(
+            begin: Callable[[Generation, Call], Awaitable[Response | Streaming]], again: Again | None = None
+        ) -> Handler:
             """`begin`, unless the call comes back to a stream that was begun."""
 
             async def answer(call: Call, _: str) -> Response | Streaming:
                 return streams.resume_named(generation, metrics, call) or await once.answer(
-                    generation, metrics, call, lambda: begin(generation, call)
+                    generation, metrics, call, lambda: begin(generation, call), again
                 )
 
             return answer
+
+        async def get_response(call: Call, name: str) -> Response | Streaming:
+            return responses.retrieve(generation, metrics, call, name)
+
+        async def delete_response(call: Call, name: str) -> Response:
+            return responses.delete(generation, call, name)
+
+        async def cancel_response(call: Call, name: str) -> Response:
+            return responses.cancel(generation, call, name)
+
+        async def get_input_items(call: Call, name: str) -> Response:
+            return responses.input_items(generation, call, name)
 
         async def get_stream(call: Call, name: str) -> Response | Streaming:
             return await streams.read_stream(generation, metrics, call, name)
@@ -109,11 +131,22 @@ class App:
         async def delete_stream(call: Call, name: str) -> Response:
             return streams.cancel_stream(generation, metrics, call, name)
 
+        def telling(tell: Callable[[Generation, Call], Awaitable[Response]]) -> Handler:
+            """`tell`, which starts no stream."""
+
+            async def answer(call: Call, _: str) -> Response:
+                return await tell(generation, call)
+
+            return answer
+
         async def get_models(call: Call, _: str) -> Response:
-            return operations.models(model)
+            return operations.models([model] if gateway.keys.may_use(call.key, model.name) else [])
 
         async def get_model(call: Call, name: str) -> Response:
             return operations.model_named(model, name)
+
+        async def post_access_token(call: Call, _: str) -> Response:
+            return operations.access_token(gateway.tokens, call.key)
 
         async def get_health(call: Call, _: str) -> Response:
             return operations.health()
@@ -121,24 +154,44 @@ class App:
         async def get_ready(call: Call, _: str) -> Response:
             return operations.ready(engine=self._engine_up(), draining=self.draining)
 
+        async def get_openapi(call: Call, _: str) -> Response:
+            return Response(200, openapi.document((route.path, route.handlers) for route in self.routes))
+
         async def get_metrics(call: Call, _: str) -> Response:
             return operations.metrics(metrics)
 
         async def need_upgrade(call: Call, _: str) -> Response:
-            raise ApiError(426, "this route speaks WebSocket", headers=((b"Upgrade", b"websocket"),))
+            headers = ((b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))  # RFC 9110 7.8 wants both
+            raise ApiError(426, "this route speaks WebSocket", headers=headers)
 
         return [
             Route("/v1/chat/completions", {"POST": starting(chat_completions)}, generates="chat"),
             Route("/v1/completions", {"POST": starting(completions)}, generates="completions"),
-            Route("/v1/generate", {"GET": starting(generate)}, generates="generate"),
-            Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}),
-            Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True),
+            Route("/v1/responses", {"POST": starting(responses.create, responses.again)}, generates="responses"),
+            Route("/v1/responses/input_tokens", {"POST": telling(responses.count_input)}),
+            Route("/v1/responses/*", {"GET": get_response, "DELETE": delete_response}, by_token=True),
+            Route("/v1/responses/*/cancel", {"POST": cancel_response}),
+            Route("/v1/responses/*/input_items", {"GET": get_input_items}),
+            Route(anthropic_errors.MESSAGES, {"POST": starting(messages)}, generates="messages"),
+            Route(f"{anthropic_errors.MESSAGES}/count_tokens", {"POST": telling(count_tokens)}),
+            Route("/v1/generate", {"GET": starting(generate)}, generates="generate", by_token=True),
+            Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}, by_token=True),
+            Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True, by_token=True),
+            Route("/v1/access-tokens", {"POST": post_access_token}),
             Route("/v1/models", {"GET": get_models}),
             Route("/v1/models/*", {"GET": get_model}),
+            Route("/tokenize", {"POST": telling(tokenize)}),
+            Route("/detokenize", {"POST": telling(detokenize)}),
             Route("/health", {"GET": get_health}, open=True),
             Route("/ready", {"GET": get_ready}, open=True),
             Route("/metrics", {"GET": get_metrics}, open=True),
+            Route("/openapi.json", {"GET": get_openapi}),
         ]
+
+    @property
+    def routes(self) -> list[Route]:
+        """All that there is."""
+        return [*self._exact.values(), *self._by_pattern.values()]
 
     # The Program's side
 
@@ -170,11 +223,13 @@ class App:
         route, _ = self._find(call)
         if not route.websocket:
             return self._error(call, ApiError(404, "this route does not speak WebSocket"))
-        if not self._keys.has_room(call.key):
-            return self._error(call, errors.busy(429, "this key's streams are all in use", 1))
 
         def open_session(socket: WebSocketChannel) -> websocket.ApiSession:
-            return websocket.ApiSession(self._generation, self._metrics, call, socket)
+            return websocket.ApiSession(self._generation, self._metrics, call, socket, unbegun)
+
+        def unbegun(outcome: str, status: int) -> None:
+            self._metrics.unbegun(call.api, outcome)
+            self._access_log.unbegun(call, outcome, status)
 
         return open_session
 
@@ -192,6 +247,12 @@ class App:
         if not call.began:
             self._access_log.request(call, status)
 
+    def left(self, call: Call) -> None:
+        """See Program. Likewise for streams."""
+        if not call.began:
+            self._count_unbegun(call, CANCELLED)
+            self._access_log.request(call, CLIENT_LEFT)
+
     # Who may ask
 
     def _refuse(self, call: Call) -> Response | None:
@@ -205,8 +266,10 @@ class App:
             return self._preflight(call)
         known = self._lookup(call.path)
         call.api = known[0].generates if known else ""
+        token, call.query = split_token(call.query)
+        by_token = known is not None and known[0].by_token and request.method in ("GET", "HEAD")
         if not (known and known[0].open):
-            self._authenticate(call)
+            self._gateway.authenticate(call, token=token if by_token else "")
         if known is None:
             raise ApiError(404, f"there is no route {call.path[:200]!r}", code="unknown_route")
         route = known[0]
@@ -214,24 +277,34 @@ class App:
             allow = ", ".join([*route.handlers, "OPTIONS"])
             message = f"{request.method} is not allowed here; {allow} are"
             raise ApiError(405, message, code="method_not_allowed", headers=((b"Allow", allow.encode()),))
-        self._check_route(call, route)
+        self._check_route(call, route, by_token=bool(token))
         return None
 
-    def _check_route(self, call: Call, route: Route) -> None:
+    def _check_route(self, call: Call, route: Route, *, by_token: bool) -> None:
         request = call.request
         if request.method == "HEAD" and route.generates:
             headers = ((b"Allow", b"GET, OPTIONS"),)
             raise ApiError(405, "HEAD would start a generation that nobody sees", headers=headers)
-        if not route.open and (route.websocket or not self._keys.required):
+        if not route.open and (route.websocket or by_token or not self._gateway.keys.required):
             self._check_origin(call)
         if request.method == "POST":
             kind = call.header(b"content-type").partition(";")[0].strip().lower()
+            # A charset is no part of the type: JSON is UTF-8, and whatever one says has no effect (RFC 8259 8.1, 11).
             if kind and kind != "application/json" and not kind.endswith("+json"):
                 raise ApiError(415, f"the body must be application/json, not {kind[:100]!r}", code="unsupported_media")
         if route.path == "/metrics":
             self._check_metrics_access(call)
-        if route.generates and self.draining and not self._comes_back(call):
-            raise errors.busy(503, "the server is going to stop", 5)
+        if route.generates and not self._comes_back(call):
+            if self.draining:
+                raise errors.busy(503, "the server is going to stop", 5)
+            self._check_limits(call, prompt_tokens=1 if route.websocket else 0)
+
+    def _check_limits(self, call: Call, prompt_tokens: int) -> None:
+        """Refuse here what would be refused anyway, before its body is read and its prompt becomes tokens."""
+        try:
+            self._gateway.limiter.check(call.key, prompt_tokens)
+        except Busy as busy:
+            raise errors.from_busy(busy) from None
 
     def _comes_back(self, call: Call) -> bool:
         """Whether a request that may start a generation is for one that was begun: such are served to the end."""
@@ -239,19 +312,6 @@ class App:
             return True
         name = call.header(b"idempotency-key")
         return bool(name) and self._generation.table.recall(call.key, name) is not None
-
-    def _authenticate(self, call: Call) -> None:
-        if not self._keys.required:
-            call.key = ANONYMOUS
-            return
-        scheme, _, secret = call.header(b"authorization").partition(" ")
-        if scheme.lower() != "bearer":
-            secret = call.header(b"x-api-key")
-        name = self._keys.name_of(secret.strip()) if secret else None
-        if name is None:
-            message = "the API key is not known" if secret else "an API key is needed: Authorization: Bearer KEY"
-            raise ApiError(401, message, code="invalid_api_key", headers=((b"WWW-Authenticate", b"Bearer"),))
-        call.key = name
 
     def _check_origin(self, call: Call) -> None:
         """A browser reaches loopback from any page, and without keys any page could make this server compute: a foreign
@@ -271,7 +331,7 @@ class App:
         if access == "loopback" and not _is_loopback(call.client):
             raise ApiError(403, "metrics are for this machine only; see --metrics-access")
         if access == "key":
-            self._authenticate(call)
+            self._gateway.authenticate(call)
 
     def _preflight(self, call: Call) -> Response:
         """OPTIONS, on any path and without a key: what a browser asks before the request itself."""
@@ -290,15 +350,18 @@ class App:
     # Answers
 
     def _error(self, call: Call, error: ApiError) -> Response:
-        if call.api and not call.stream_id:
-            self._count_refusal(call)
-        response = errors.render(error)
+        self._count_unbegun(call, REFUSED)
+        if anthropic_errors.expected_by(call):
+            response = anthropic_errors.render(error, call.request_id)
+        else:
+            response = errors.render(error)
         return Response(response.status, response.body, headers=(*response.headers, *self._common(call)))
 
-    def _count_refusal(self, call: Call) -> None:
-        if not call.refusal_counted:
-            call.refusal_counted = True
-            self._metrics.refused(call.api)
+    def _count_unbegun(self, call: Call, outcome: str) -> None:
+        """Count a request for a generation that began none, and came back to none."""
+        if call.api and not call.stream_id and not call.counted:
+            call.counted = True
+            self._metrics.unbegun(call.api, outcome)
 
     def _with_headers(self, call: Call, answer: Response | Streaming) -> Response | Streaming:
         headers = (*answer.headers, *self._common(call))
@@ -307,10 +370,14 @@ class App:
         return Streaming(answer.stream, answer.framing, answer.cursor, headers, answer.status)
 
     def _common(self, call: Call) -> Headers:
+        name = call.request_id.encode()
+        anthropic: Headers = ((b"Request-Id", name),) if anthropic_errors.expected_by(call) else ()
         return (
-            (b"X-Request-Id", call.request_id.encode()),
+            (b"X-Request-Id", name),
+            *anthropic,
             (b"X-Content-Type-Options", b"nosniff"),
             *self._cors(call),
+            *(self._gateway.limiter.headers(call.key) if call.api else ()),
         )
 
     def _cors(self, call: Call) -> Headers:
@@ -332,9 +399,13 @@ class App:
         route = self._exact.get(path)
         if route is not None:
             return route, ""
-        head, slash, name = path.rpartition("/")
-        route = self._by_prefix.get(head + slash)
-        return (route, name) if route is not None and name else None
+        head, _, last = path.rpartition("/")
+        base, _, middle = head.rpartition("/")
+        for pattern, name in ((f"{head}/*", last), (f"{base}/*/{last}", middle)):
+            route = self._by_pattern.get(pattern)
+            if route is not None and name:
+                return route, name
+        return None
 
     def _find(self, call: Call) -> tuple[Route, str]:
         known = self._lookup(call.path)

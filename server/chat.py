@@ -8,12 +8,14 @@ same messages, and that no text in them (content, names, tools) is ever parsed a
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,10 +41,13 @@ class ChatTemplate:
     ) -> None:
         self._special = {"bos_token": bos_token, "eos_token": eos_token}
         self._template: jinja2.Template | None = None
+        self.takes_tools = False  # whether it shows the model the tools that there are
         self._problem = "this model has no chat template; use the completions API with a whole prompt"
         if source:
             try:
-                self._template = _environment(now).from_string(source)
+                environment = _environment(now)
+                self._template = environment.from_string(source)
+                self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
             except jinja2.TemplateError as error:
                 self._problem = f"the model's chat template can't be compiled: {error}"
 
@@ -52,9 +57,11 @@ class ChatTemplate:
         *,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
         """The prompt's text. Keys of a message whose value is None are left out, as if they were not there.
+        `continue_final_message`: it ends within the last message, behind its content, which is text.
 
         Raises ChatError with the template's own words if it refuses the messages, and if there is no template.
         """
@@ -62,6 +69,11 @@ class ChatTemplate:
             raise ChatError(self._problem)
         if not messages:
             raise ChatError("messages is empty; the chat template needs at least one message")
+        if continue_final_message:
+            final, mark = messages[-1], f"END{secrets.token_hex(16)} "
+            marked = [*messages[:-1], {**final, "content": final["content"] + mark}]
+            text = self.render(marked, tools=tools, add_generation_prompt=False, **kwargs)
+            return _cut_at(text, mark, final["content"])
         context = {
             **self._special,
             **kwargs,
@@ -94,9 +106,10 @@ def encode_chat(
     *,
     tools: Sequence[Message] | None = None,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     **kwargs: Any,
 ) -> list[int]:
-    """Ids of the rendered messages. No BOS is added: a template that wants one writes it.
+    """Ids of the rendered messages (see `ChatTemplate.render`). No BOS is added: a template that wants one writes it.
 
     Special markers in any string of `messages`, `tools` and `kwargs` become ordinary text. Raises ChatError.
     """
@@ -105,7 +118,13 @@ def encode_chat(
         messages, tools, kwargs = guard.value((messages, tools, kwargs))
     except RecursionError:
         raise ChatError("messages are nested too deeply") from None
-    text = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+    text = template.render(
+        messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **kwargs,
+    )
     try:
         return tokenizer.encode_guarded(text) if guard.masked else tokenizer.encode(text, add_bos=False)
     except ValueError as error:
@@ -129,6 +148,15 @@ class _Guard:
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
         return value
+
+
+def _cut_at(text: str, mark: str, content: str) -> str:
+    """`text` up to the mark behind `content`, as `transformers` does it: a template that strips the mark's space would
+    have stripped the content's too."""
+    at = text.rfind(mark.strip())
+    if at < 0 or content.strip() not in text:
+        raise ChatError("the model's chat template leaves the last message out, so it can't be continued")
+    return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
 
 
 def _bounded(template: jinja2.Template, context: dict[str, Any]) -> str:

@@ -9,9 +9,13 @@ import re
 from dataclasses import dataclass
 
 from engine.version import VERSION
+from server.api.response_store import StoreLimits
 from server.app import MetricsAccess
+from server.gateway.forwarded import TrustedProxies
+from server.gateway.limits import Rates
 from server.host import Deadlines
 from server.table import Limits
+from server.tools.formats import SYNTAXES
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -25,14 +29,17 @@ class Config:
     """What the command line says, checked."""
 
     served_model_name: str | None
+    tool_parser: str
     host: str
     port: int
     uds: str | None
     engine_argv: tuple[str, ...]  # what the engine that we start is told
-    engine_url: str | None
+    engine_urls: tuple[str, ...]
+    engines: int  # that we start
     engine_token_file: str | None
     conformance_echo: bool
     limits: Limits
+    responses: StoreLimits
     deadlines: Deadlines
     send_buffer: int
     abort_on_half_close: bool
@@ -42,6 +49,8 @@ class Config:
     max_connections: int | None
     metrics_access: MetricsAccess
     api_keys: str | None
+    rates: Rates
+    trusted_proxies: TrustedProxies
     insecure: bool
     cors_origins: tuple[str, ...]
     tls_cert: str | None
@@ -63,12 +72,12 @@ def parse(argv: list[str] | None = None) -> Config:
         parser.error(f"--host {options.host} is no loopback address: give --api-keys FILE, or --insecure to allow it")
     if options.conformance_echo and not options.uds and not is_loopback(options.host):
         parser.error("--conformance-echo is for loopback addresses only")
-    if len(options.engine_url) > 1:
-        parser.error("--engine-url: one engine at a time is supported")
+    if options.engine_url and options.engines > 1:
+        parser.error("--engines starts engines, and --engine-url attaches to some that run: give one of them")
     for url in options.engine_url:
         if not _engine_url.fullmatch(url):
             parser.error(f"--engine-url {url}: an engine's address is unix:/path or tcp://host:port")
-    if options.engine_url and options.engine_url[0].startswith("tcp://") and not options.engine_token_file:
+    if any(url.startswith("tcp://") for url in options.engine_url) and not options.engine_token_file:
         parser.error("--engine-url tcp://… needs --engine-token-file")
     if bool(options.tls_cert) != bool(options.tls_key):
         parser.error("--tls-cert and --tls-key go together")
@@ -90,11 +99,13 @@ def _config(options: argparse.Namespace) -> Config:
     echo = options.conformance_echo
     return Config(
         served_model_name=options.served_model_name,
+        tool_parser=options.tool_parser,
         host=options.host,
         port=options.port,
         uds=options.uds,
         engine_argv=_engine_argv(options),
-        engine_url=options.engine_url[0] if options.engine_url else None,
+        engine_urls=tuple(options.engine_url),
+        engines=options.engines,
         engine_token_file=options.engine_token_file,
         conformance_echo=echo,
         limits=Limits(
@@ -108,6 +119,7 @@ def _config(options: argparse.Namespace) -> Config:
             request_timeout_s=options.request_timeout,
             engine_restart_wait_s=options.engine_restart_wait,
         ),
+        responses=StoreLimits(ttl_s=options.response_ttl, bytes_max=options.response_bytes),
         deadlines=Deadlines(
             header_s=options.header_timeout,
             body_s=options.body_timeout,
@@ -123,6 +135,8 @@ def _config(options: argparse.Namespace) -> Config:
         max_connections=options.max_connections,
         metrics_access=options.metrics_access,
         api_keys=options.api_keys,
+        rates=Rates(options.rate_limit_requests, options.rate_limit_tokens),
+        trusted_proxies=options.forwarded_allow_ips,
         insecure=options.insecure,
         cors_origins=tuple(options.cors_origin),
         tls_cert=options.tls_cert,
@@ -165,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m server",
         usage="python -m server [options]   (--help lists them)",
         description="Serve a language model: tokens over SSE, chunked HTTP and WebSocket, the moment they exist.",
+        epilog="`python -m server keys add NAME` makes a key for --api-keys.",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
@@ -186,6 +201,12 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--served-model-name", metavar="NAME", help="what /v1/models lists; the model's name if not given"
     )
+    group.add_argument(
+        "--tool-parser",
+        default="auto",
+        choices=("auto", *SYNTAXES),
+        help="the format in which the model writes tool calls; auto: by its chat template",
+    )
     group.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where the model runs")
     group.add_argument(
         "--dtype",
@@ -206,8 +227,9 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="attach to a running engine (unix:/path or tcp://host:port) instead of starting one",
+        help="attach to a running engine (unix:/path or tcp://host:port) instead of starting one; may repeat",
     )
+    group.add_argument("--engines", type=_positive, default=1, metavar="N", help="engines to start")
     group.add_argument("--engine-token-file", metavar="FILE", help="the secret shared with an engine over TCP")
     group.add_argument("--engine-restart-wait", type=_seconds, default=30.0, help="streams wait so long for an engine")
     group.add_argument(
@@ -238,6 +260,8 @@ def _add_streams(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--log-bytes-per-stream", type=_positive, default=MIB, help="events kept of a stream")
     group.add_argument("--log-bytes", type=_positive, default=256 * MIB, help="events kept of all streams")
+    group.add_argument("--response-ttl", type=_seconds, default=3600.0, help="how long an ended response is stored")
+    group.add_argument("--response-bytes", type=_positive, default=64 * MIB, help="stored responses, all together")
     group.add_argument("--send-buffer", type=_positive, default=16 * KIB, help="SO_SNDBUF of a connection")
     group.add_argument(
         "--on-half-close",
@@ -277,6 +301,17 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--api-keys", metavar="FILE", help="TOML file of hashed keys; without it only loopback is bound")
+    group.add_argument("--rate-limit-requests", type=_positive, metavar="N", help="generations of a key in a minute")
+    group.add_argument(
+        "--rate-limit-tokens", type=_positive, metavar="N", help="tokens of a key in a minute, prompts and answers"
+    )
+    group.add_argument(
+        "--forwarded-allow-ips",
+        type=TrustedProxies,
+        default="127.0.0.1",
+        metavar="LIST",
+        help="proxies whose X-Forwarded-For says who asks: addresses and networks, with commas; *: all",
+    )
     group.add_argument("--insecure", action="store_true", help="bind other addresses without keys all the same")
     group.add_argument("--metrics-access", default="loopback", choices=("open", "key", "loopback"), help="for /metrics")
     group.add_argument(

@@ -372,7 +372,7 @@ class Connection(asyncio.Protocol):
 
     def put_off_ping(self) -> None:
         """Something was written."""
-        self._keepalive.set(self.host.deadlines.keepalive_s)
+        self._keepalive.put_off(self.host.deadlines.keepalive_s)
 
     def _on_quiet(self) -> None:
         channel = self._channel
@@ -432,6 +432,8 @@ class Connection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
             self._task = None
+            if self._call is not None:
+                self.host.program.left(self._call)
         if self._channel is not None:
             self._channel.reader.leave()
             self._channel = None

@@ -34,6 +34,9 @@ class EchoProgram:
     def sent(self, call: Call, status: int) -> None:
         """No log: a suite sends thousands of requests."""
 
+    def left(self, call: Call) -> None:
+        """Likewise."""
+
 
 class EchoSession:
     """One echoing socket."""

@@ -1,5 +1,5 @@
-"""The engine that a server works with: started as a child process, or attached to by its address; begun anew when it
-dies. To the streams it is one thing that is there or not."""
+"""An engine that a server works with: started as a child process, or attached to by its address; begun anew when it
+dies. To whom it tells, it is one thing that is there or not."""
 
 from __future__ import annotations
 
@@ -31,8 +31,15 @@ class EngineFailed(Exception):
         self.code = code
 
 
+class Vocabulary:
+    """What all engines behind one server must agree on, set by the first: streams may go on in any of them."""
+
+    def __init__(self) -> None:
+        self.tokenizer_hash = ""
+
+
 class Listener(Protocol):
-    """Who wants to know about the engine: the stream table."""
+    """Who wants to know about the engine: its balancer."""
 
     def on_step(self, step: Step) -> None: ...  # noqa: D102
     def on_engine_lost(self) -> None: ...  # noqa: D102
@@ -40,7 +47,7 @@ class Listener(Protocol):
 
 
 class EngineLink:
-    """Keeps one engine connected. `argv` starts a child; `url` attaches instead."""
+    """Keeps one engine connected. `argv` starts a child, of `threads` if that is given; `url` attaches instead."""
 
     def __init__(
         self,
@@ -49,7 +56,9 @@ class EngineLink:
         secret: bytes,
         log: AccessLog,
         *,
+        vocabulary: Vocabulary,
         on_restart: Callable[[], None],
+        threads: int | None = None,
     ) -> None:
         self.hello: Hello | None = None
         self._listener: Listener | None = None
@@ -60,7 +69,8 @@ class EngineLink:
         self._on_restart = on_restart
         self._client: EngineClient | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._tokenizer_hash = ""
+        self._vocabulary = vocabulary
+        self._threads = threads
         self._closing = False
         self._lost: asyncio.Future[str] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -100,8 +110,12 @@ class EngineLink:
             code = await self._reap()
             reason = self._lost.result() if code is None else f"it ended with code {code}; its own words are above"
             raise EngineFailed(f"the engine did not start: {reason}", 2 if code == 2 else 1)
-        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self.keep()
         return ready.result()
+
+    def keep(self) -> None:
+        """Begin engines anew when they are lost, until `close`; also after a `start` that failed."""
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def close(self) -> None:
         """Let go of the engine; a child ends."""
@@ -136,7 +150,7 @@ class EngineLink:
 
         def on_hello(hello: Hello) -> None:
             self._greet(hello)
-            if ready is not None and not ready.done():
+            if self.hello is not None and ready is not None and not ready.done():
                 ready.set_result(hello)
 
         def on_lost(reason: str) -> None:
@@ -148,29 +162,33 @@ class EngineLink:
                 self._listener.on_step(step)
 
         def make() -> EngineClient:
-            return EngineClient(on_hello=on_hello, on_step=on_step, on_lost=on_lost, secret=self._secret)
+            # Kept from here on: an engine that is there at once may say hello before its connection is given to us.
+            self._client = EngineClient(on_hello=on_hello, on_step=on_step, on_lost=on_lost, secret=self._secret)
+            return self._client
 
         loop = asyncio.get_running_loop()
         try:
             if self._url is None:
-                _, self._client = await loop.create_unix_connection(make, sock=self._spawn())
+                await loop.create_unix_connection(make, sock=self._spawn())
             elif self._url.startswith("unix:"):
-                _, self._client = await loop.create_unix_connection(make, self._url.removeprefix("unix:"))
+                await loop.create_unix_connection(make, self._url.removeprefix("unix:"))
             else:
                 host, _, port = self._url.removeprefix("tcp://").rpartition(":")
-                _, self._client = await loop.create_connection(make, host.strip("[]"), int(port))
+                await loop.create_connection(make, host.strip("[]"), int(port))
         except (OSError, ValueError) as error:
+            self._client = None
             on_lost(f"{self._url or 'the engine'}: {error}")
         return lost
 
     def _greet(self, hello: Hello) -> None:
         """Take an engine up, unless it speaks another vocabulary than the streams that wait for it."""
-        if self._tokenizer_hash and hello.tokenizer_hash != self._tokenizer_hash:
-            self._log.event("engine_refused", reason="it serves another tokenizer than the one before")
+        known = self._vocabulary.tokenizer_hash
+        if known and hello.tokenizer_hash != known:
+            self._log.event("engine_refused", reason="it serves another tokenizer than the others, or the one before")
             assert self._client is not None
             self._client.close()
             return
-        self._tokenizer_hash = hello.tokenizer_hash
+        self._vocabulary.tokenizer_hash = hello.tokenizer_hash
         self.hello = hello
         self._log.event("engine_ready", model=hello.model, pool_tokens=hello.pool_tokens)
         if self._listener is not None:
@@ -184,6 +202,8 @@ class EngineLink:
         root = str(Path(engine.__file__).parent.parent)
         path = os.environ.get("PYTHONPATH")
         environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
+        if self._threads is not None:
+            environment.setdefault("OMP_NUM_THREADS", str(self._threads))  # torch's too
         # -P: a folder named engine in the user's working directory is not ours.
         argv = [sys.executable, "-P", "-m", "engine", "--fd", str(theirs.fileno()), *self._argv]
         with theirs:

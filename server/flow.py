@@ -30,6 +30,10 @@ class Alarm:
         if self._handle is None:
             self._handle = self._loop.call_at(at, self._fire)
 
+    def put_off(self, seconds: float) -> None:
+        """As `set`, for an alarm that is set already and to an earlier time: the cheapest way to ring later."""
+        self._at = self._loop.time() + seconds
+
     def clear(self) -> None:
         """Don't ring."""
         self._at = None

@@ -10,13 +10,13 @@ from typing import Protocol
 
 import msgspec
 
-from protocols import sse
 from server.log import Event
-from server.stream import Stream
+from server.stream import Frame, Stream
 
 # EventSource waits three seconds by default before it comes back; a local restart or a proxy's cut is over sooner.
 RETRY_MS = 1000
 DONE = b"[DONE]"
+DONE_LINE = b'{"done":true}'  # the same in NDJSON
 
 
 class Framing(Protocol):
@@ -40,31 +40,44 @@ class Sse:
     parser look for a body that ends with `data: [DONE]` and a blank line."""
 
     content_type = b"text/event-stream; charset=utf-8"
-    ping = sse.PING
     half_close = True
     lies_at_the_end = False
 
     def __init__(self, stream: Stream) -> None:
+        self.ping = stream.grammar.ping
         self._id = f"\nid: {stream.id}:".encode()
-        self._frames = [(b"data: " + before, behind + self._id) for before, behind in stream.grammar.frames]
+        self._frames = [self._around(frame) for frame in stream.grammar.frames]
+
+    def _around(self, frame: Frame) -> tuple[bytes, bytes, bytes | None]:
+        """A frame with SSE's lines around it."""
+        before, behind, name, end = frame
+        head = _type_line(name) + b"data: " + before
+        return (head, behind + self._id, None) if end is None else (head, behind, end + self._id)
 
     def render(self, events: list[Event], first: int) -> bytes:
         """See Framing."""
         out: list[bytes] = [b"retry: %d\n" % RETRY_MS] if first == 0 and events else []
         for position, (choice, text, data, name) in enumerate(events, first):
             if data is None:
-                before, behind = self._frames[choice]
-                out.append(b"%b%b%b%d\n\n" % (before, text, behind, position))
+                before, behind, end = self._frames[choice]
+                if end is None:
+                    out.append(b"%b%b%b%d\n\n" % (before, text, behind, position))
+                else:
+                    out.append(b"%b%b%b%d%b%d\n\n" % (before, text, behind, position, end, position))
             elif data == DONE:
                 out.append(b"%b%d\ndata: [DONE]\n\n" % (self._id[1:], position))
             else:
-                kind = b"event: %b\n" % name.encode() if name else b""
-                out.append(b"%bdata: %b%b%d\n\n" % (kind, data, self._id, position))
+                out.append(b"%bdata: %b%b%d\n\n" % (_type_line(name), data, self._id, position))
         return b"".join(out)
 
 
+def _type_line(name: str) -> bytes:
+    return b"event: %b\n" % name.encode() if name else b""
+
+
 class Ndjson:
-    """application/x-ndjson: one event a line."""
+    """application/x-ndjson: one event a line, and at the end `{"done":true}`: that is the terminator of grammars that
+    have one, and in others a line behind the last event."""
 
     content_type = b"application/x-ndjson; charset=utf-8"
     ping = b"\n"
@@ -72,18 +85,23 @@ class Ndjson:
     lies_at_the_end = False
 
     def __init__(self, stream: Stream) -> None:
-        self._frames = [(before, behind + b"\n") for before, behind in stream.grammar.frames]
+        self._stream = stream
+        self._frames = stream.grammar.frames
 
     def render(self, events: list[Event], first: int) -> bytes:
         """See Framing."""
         out: list[bytes] = []
-        for choice, text, data, _ in events:
+        for position, (choice, text, data, _) in enumerate(events, first):
             if data is None:
-                before, behind = self._frames[choice]
-                out.append(before + text + behind)
+                out.append(self._frames[choice].data(text, position))
             else:
-                out.append(b'{"done":true}\n' if data == DONE else data + b"\n")
-        return b"".join(out)
+                out.append(DONE_LINE if data == DONE else data)
+        if events and events[-1].data != DONE and self._is_over(first + len(events)):
+            out.append(DONE_LINE)
+        return b"\n".join([*out, b""])
+
+    def _is_over(self, position: int) -> bool:
+        return self._stream.outcome is not None and position == self._stream.log.end
 
 
 class Plain:
@@ -113,8 +131,7 @@ def polled(stream: Stream, events: list[Event], first: int) -> bytes:
     shown: list[bytes] = []
     for position, (choice, text, data, name) in enumerate(events, first):
         if data is None:
-            before, behind = frames[choice]
-            data = before + text + behind
+            data, name = frames[choice].data(text, position), frames[choice].name
         elif data == DONE:
             data = b'"[DONE]"'
         shown.append(b'{"n":%d,"event":"%b","data":%b}' % (position, name.encode() or b"message", data))

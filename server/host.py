@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from server.gateway.forwarded import TrustedProxies
 from server.http import Program
 
 if TYPE_CHECKING:
@@ -38,4 +39,5 @@ class Host:
     connections_max: int
     new_request_id: Callable[[], str]
     connections: set[Connection]
+    trusted: TrustedProxies = field(default_factory=lambda: TrustedProxies(""))
     draining: bool = False

@@ -37,7 +37,7 @@ class Call:
     api: str = ""  # the family of a generation request, for metrics and the shape of errors
     stream_id: str = ""  # of the stream that it started or came back to
     began: bool = False  # it started that stream
-    refusal_counted: bool = False
+    counted: bool = False  # as a request that began no stream
     on_stream: Callable[[Stream], None] = _nothing  # called with the stream that it started
     on_whole_answer: Callable[[], None] = _nothing  # called once a generation is collected to be sent in one piece
 
@@ -140,6 +140,10 @@ class Program(Protocol):
 
     def sent(self, call: Call, status: int) -> None:
         """The head of an answer went out: what the access log wants to know."""
+        ...
+
+    def left(self, call: Call) -> None:
+        """The client left before there was an answer to its request, which was here whole."""
         ...
 
 

@@ -266,6 +266,8 @@ class Http2Stream:
         self._alarm.close()
         if self.task is not None:
             self.task.cancel()
+            if self.call is not None:
+                self._connection.program.left(self.call)
         if self._reader is not None:
             self._reader.leave()
             self._reader = None

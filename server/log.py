@@ -29,7 +29,7 @@ class Log:
     """`bytes_max`: when the events outgrow it, the oldest go. The last one always stays, and so do those from
     `keep_from` on, which the furthest reader has not read: its credit bounds them."""
 
-    __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "keep_from", "size")
+    __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "end", "keep_from", "size")
 
     def __init__(self, bytes_max: int) -> None:
         self._events: list[Event] = []
@@ -37,6 +37,7 @@ class Log:
         self._dropped = 0  # how many at the list's head are dropped already
         self._bytes_max = bytes_max
         self.keep_from = sys.maxsize
+        self.end = 0  # position that the next event will have
         self.size = 0  # bytes held
 
     @property
@@ -44,15 +45,17 @@ class Log:
         """Position of the oldest event held."""
         return self._offset + self._dropped
 
-    @property
-    def end(self) -> int:
-        """Position that the next event will have."""
-        return self._offset + len(self._events)
-
-    def append(self, event: Event) -> None:
-        """Add an event at `end`."""
+    def append(self, event: Event) -> int:
+        """Add an event at `end`; by how many bytes the log is larger now."""
         self._events.append(event)
-        self.size += _cost(event)
+        self.end += 1
+        growth = _cost(event)
+        self.size += growth
+        return growth - self._drop() if self.size > self._bytes_max else growth
+
+    def _drop(self) -> int:
+        """Let the oldest events go, as far as there are too many bytes and they may; how many bytes that were."""
+        before = self.size
         droppable = min(self.keep_from - self._offset, len(self._events) - 1)
         while self.size > self._bytes_max and self._dropped < droppable:
             self.size -= _cost(self._events[self._dropped])
@@ -61,12 +64,14 @@ class Log:
             del self._events[: self._dropped]
             self._offset += self._dropped
             self._dropped = 0
+        return before - self.size
 
     def slice(self, start: int, stop: int) -> list[Event]:
         """Events at positions start … stop-1. Raises LookupError when `start` was dropped."""
-        if start < self.first:
+        offset = self._offset
+        if start < offset + self._dropped:
             raise LookupError(f"position {start} is no longer held; the first one is {self.first}")
-        return self._events[start - self._offset : stop - self._offset]
+        return self._events[start - offset : stop - offset]
 
 
 def _cost(event: Event) -> int:

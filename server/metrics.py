@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from engine.wire import Gauges
 from server.outcome import REFUSED, SEVERITY
 
-APIS = ("chat", "completions", "generate", "websocket")
+APIS = ("chat", "completions", "responses", "messages", "generate", "websocket")
 OUTCOMES = (*SEVERITY, REFUSED)
 STATES = ("queued", "running", "parked", "detached")
 PROTOCOLS = ("http1", "http2", "websocket")
@@ -40,10 +40,10 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one observation."""
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Count an observation, made so many times."""
+        self._counts[bisect_left(self._bounds, seconds)] += times
+        self._sum += seconds * times
 
     def family(self, name: str, text: str) -> HistogramMetricFamily:
         """As Prometheus wants it: cumulative buckets."""
@@ -82,10 +82,10 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def refused(self, api: str) -> None:
+    def unbegun(self, api: str, outcome: str) -> None:
         """A request that began no stream: it counts as started and as ended, so that the sums agree."""
         self.started[api] += 1
-        self.ended[api, REFUSED] += 1
+        self.ended[api, outcome] += 1
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""

@@ -1,4 +1,5 @@
-"""Cursors on a stream's log: one that writes to a client, one that polls, one that waits for the end.
+"""Cursors on a stream's log: one that writes to a client, one that polls, one that waits for the end, one that needs no
+client.
 
 A client's reader has no queue: when its channel takes no more, it does nothing, and the log waits. When it has read all
 there is, the engine gets credit for the next tokens.
@@ -55,19 +56,19 @@ class ClientReader:
     def pump(self) -> None:
         """Write what is new, as far as the channel takes it."""
         channel, stream, log = self.channel, self.stream, self.stream.log
-        while channel.writable and self.cursor < log.end:
-            stop = min(log.end, self.cursor + self.burst_events)
+        cursor, end = self.cursor, log.end
+        while cursor < end and channel.writable:
+            start, cursor = cursor, min(end, cursor + self.burst_events)
             try:
-                events = log.slice(self.cursor, stop)
+                events = log.slice(start, cursor)
             except LookupError:  # it was so slow, beside a faster reader, that its events are gone
                 self.leave()
                 channel.cut()
                 return
-            data = self.framing.render(events, self.cursor)
-            self.cursor = stop
-            if data:
+            self.cursor = cursor
+            if data := self.framing.render(events, start):
                 channel.write(data)
-        if self.cursor < log.end:
+        if cursor < end:
             return
         if stream.outcome is None:
             if channel.writable:
@@ -116,6 +117,29 @@ class Collector:
             await self._ended
         finally:
             self._stream.detach(self)
+
+
+class Background:
+    """Consumes a stream that runs on whether or not a client reads it: its log drops what is over the log's bound."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def begin(self) -> None:
+        """Be a reader until the stream ends."""
+        self._stream.attach(self)
+        self.pump()
+
+    def pump(self) -> None:
+        """Earn the next credit."""
+        if self._stream.outcome is None:
+            self._stream.renew()
+        else:
+            self._stream.detach(self)
+
+    def fail(self) -> None:
+        """See Reader."""
+        self._stream.detach(self)
 
 
 class Poller:

@@ -13,7 +13,7 @@ import traceback
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.text import TextStream
 from engine.wire import Logprob, Sampling
@@ -21,6 +21,8 @@ from protocols.escape import json_text
 from server import outcome as outcomes
 from server.log import Event, Log
 from server.outcome import Outcome
+from server.tools.parser import ToolParser
+from server.tools.pieces import Piece, TextPiece, ToolArguments, ToolCallBegin
 
 if TYPE_CHECKING:
     from server.table import StreamTable
@@ -46,12 +48,29 @@ def escaped(text: str) -> bytes:
     return text_event(0, text).text
 
 
+class Frame(NamedTuple):
+    """The JSON around a piece of escaped text: `before`, the text, `behind`; in a grammar that numbers its events then
+    the event's position, and `end`. `name`: the event's type, where there are types."""
+
+    before: bytes
+    behind: bytes
+    name: str = ""
+    end: bytes | None = None
+
+    def data(self, text: bytes, position: int) -> bytes:
+        """The whole JSON of one event."""
+        if self.end is None:
+            return self.before + text + self.behind
+        return b"%b%b%b%d%b" % (self.before, text, self.behind, position, self.end)
+
+
 class Grammar(Protocol):
     """How an API shows a stream. All bytes are JSON, without framing."""
 
     api: str  # a metric label
     stream_id: str
-    frames: list[tuple[bytes, bytes]]  # for each choice: the JSON before and behind a piece of escaped text
+    frames: list[Frame]  # of each choice's text
+    ping: bytes  # what a server-sent event stream shows while it is quiet
 
     def opening(self) -> list[Event]:
         """Events that leave before any token."""
@@ -59,6 +78,10 @@ class Grammar(Protocol):
 
     def with_logprobs(self, choice: Choice, text: bytes, logprob: Logprob) -> bytes:
         """The data of a piece of text that carries its token's log probability."""
+        ...
+
+    def pieces(self, choice: Choice, piece: Piece) -> list[Event]:
+        """Events of a piece of an answer that may call tools; text without a parser never comes here."""
         ...
 
     def prompt_told(self, choice: Choice) -> list[Event]:
@@ -76,6 +99,19 @@ class Grammar(Protocol):
     def whole(self, stream: Stream) -> bytes:
         """The body of the answer that isn't streamed, of a stream that ended well."""
         ...
+
+    def failure(self, stream: Stream, end: Outcome) -> bytes:
+        """The error of a stream that didn't: the body of the answer in one piece, or an event's data."""
+        ...
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call that an answer in one piece shows."""
+
+    id: str
+    name: str
+    arguments: str = ""  # JSON, as the model wrote it
 
 
 class Reader(Protocol):
@@ -102,11 +138,14 @@ class Choice:
     sequence_id: int = 0  # the engine's name for it; a new one after the engine's death
     generated: array[int] = field(default_factory=lambda: array("I"))  # a list would take ten times the memory
     credit: int = 0
+    due: int = 0  # with so many generated ids it needs its next credit
     reason: str = ""  # set when it ended: stop, length, …
     matched_stop: str | None = None
     admitted: bool = False
     cached_tokens: int = 0
+    parser: ToolParser | None = None  # finds tool calls in the text; None: text is all that there is
     shown: list[str] | None = None  # the text so far, kept only for an answer in one piece
+    calls: list[ToolCall] = field(default_factory=list)  # likewise
     logprobs: list[tuple[int, Logprob]] | None = None  # likewise
     prompt_logprobs: list[Logprob] | None = None  # of its prompt's ids from the second on; None: not told
 
@@ -133,19 +172,56 @@ class Choice:
         tail = self.text.flush()
         if tail:
             self._show(tail, None)
+        if self.parser is not None:
+            self._show_pieces(self.parser.finish(cut=reason != outcomes.STOP), None)
+            if self.parser.calls and reason == outcomes.STOP:
+                reason = outcomes.TOOL_CALLS
         self.reason = reason
         self.matched_stop = self.text.matched
         for event in self.stream.grammar.choice_end(self):
             self.stream.append(event)
 
     def _show(self, text: str, logprob: Logprob | None) -> None:
+        if self.parser is not None:
+            self._show_pieces(self.parser.feed(text), logprob)
+            if self.parser.full:
+                self.text.stopped = True  # as if by a stop string: what the model makes from here on is dropped
+            return
         event = text_event(self.index, text)
         stream = self.stream
         if logprob is not None:
-            event = event._replace(data=stream.grammar.with_logprobs(self, event.text, logprob))
+            data = stream.grammar.with_logprobs(self, event.text, logprob)
+            event = event._replace(data=data, name=stream.grammar.frames[self.index].name)
         stream.append(event)
         if self.shown is not None:
             self.shown.append(text)
+
+    def _show_pieces(self, pieces: list[Piece], logprob: Logprob | None) -> None:
+        """Show pieces of an answer that may call tools. A log probability rides on the first, if it is text, and else
+        on empty text before it: tool syntax has no place for one."""
+        stream = self.stream
+        if logprob is not None:
+            first = pieces[0] if pieces else None
+            text = first.text if isinstance(first, TextPiece) else ""
+            event = text_event(self.index, text)
+            data = stream.grammar.with_logprobs(self, event.text, logprob)
+            stream.append(event._replace(data=data, name=stream.grammar.frames[self.index].name))
+            if text:
+                self._keep(pieces.pop(0))
+        for piece in pieces:
+            for event in stream.grammar.pieces(self, piece):
+                stream.append(event)
+            self._keep(piece)
+
+    def _keep(self, piece: Piece) -> None:
+        if self.shown is None:
+            return
+        if isinstance(piece, TextPiece):
+            self.shown.append(piece.text)
+        elif isinstance(piece, ToolCallBegin):
+            self.calls.append(ToolCall(piece.id, piece.name))
+        elif isinstance(piece, ToolArguments):
+            self.calls[-1].arguments += piece.text
 
 
 class Stream:
@@ -213,9 +289,7 @@ class Stream:
 
     def append(self, event: Event) -> None:
         """Add to the log; the readers see it at the next `wake`."""
-        before = self.log.size
-        self.log.append(event)
-        self.table.log_bytes += self.log.size - before
+        self.table.log_bytes += self.log.append(event)
 
     def wake(self) -> None:
         """Let every reader take what is new. Our own mistake in one of them ends that one, and not the step that all
@@ -244,12 +318,12 @@ class Stream:
 
     def renew(self) -> None:
         """A reader has read everything: let the engine run a window ahead of it. Granted in halves of a window."""
-        self.log.keep_from = self.log.end
-        window = self.table.limits.credit_window
+        log = self.log
+        log.keep_from = log.end
         for choice in self.choices:
             made = len(choice.generated)
-            if choice.credit - made <= window // 2 and not choice.reason:
-                self.table.grant(choice, made + window)
+            if made >= choice.due and not choice.reason:
+                self.table.grant(choice, made + self.table.limits.credit_window)
 
     def finish(self, end: Outcome) -> None:
         """Give the stream its one outcome, and free all that it holds. The first call wins; later ones do nothing."""

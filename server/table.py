@@ -16,13 +16,14 @@ from typing import Protocol
 
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer
-from engine.wire import Admitted, End, Gauges, Hello, Logprob, Sampling, Step, Submit
+from engine.wire import Admitted, End, Hello, Logprob, Sampling, Step, Submit
 from server import outcome as outcomes
 from server.metrics import Metrics
 from server.outcome import Outcome
 from server.stream import Choice, Grammar, Stream
+from server.tools.formats import CallFormat
 
-# 144 random bits: more than anyone can guess, and whole base64 characters.
+# 144 random bits (143.95: see new_stream_id): more than anyone can guess, and whole base64 characters.
 STREAM_ID_BYTES = 18
 # A request that was with two engines when they died is likely what killed them: it isn't given to a third.
 ENGINE_DEATHS_MAX = 2
@@ -55,25 +56,35 @@ class Engine(Protocol):
     def cancel(self, sequence_ids: list[int]) -> None: ...  # noqa: D102
 
 
-class Slots(Protocol):
-    """Concurrent streams of each key."""
+class Allowance(Protocol):
+    """What each key may have. `start` and `resume` take a slot, or raise Busy and take nothing; each slot is given back
+    by one `leave`. `track` and `end` tell of a stream's begin and end, for the tokens that it makes."""
 
-    def take(self, key: str) -> bool: ...  # noqa: D102
-    def give(self, key: str) -> None: ...  # noqa: D102
+    @property
+    def several(self) -> bool: ...  # noqa: D102  (there are others to leave room for)
+    def start(self, key: str, prompt_tokens: int) -> None: ...  # noqa: D102
+    def resume(self, key: str) -> None: ...  # noqa: D102
+    def leave(self, key: str) -> None: ...  # noqa: D102
+    def track(self, stream: Stream) -> None: ...  # noqa: D102
+    def end(self, stream: Stream) -> None: ...  # noqa: D102
 
 
 def new_stream_id() -> str:
-    """Unguessable, and never used before."""
-    return secrets.token_urlsafe(STREAM_ID_BYTES)
+    """Unguessable, and never used before. It begins with a letter or a digit: to a shell, "-" begins an option."""
+    while not (drawn := secrets.token_urlsafe(STREAM_ID_BYTES))[0].isalnum():
+        pass
+    return drawn
 
 
 class Busy(Exception):
-    """No room for another stream now. `status` is 429 (this key's limit) or 503 (the server's)."""
+    """No room for another stream now. `status` is 429 (this key's limit) or 503 (the server's); with others waiting
+    helps nothing, and `retry_after_s` is 0."""
 
-    def __init__(self, status: int, message: str, retry_after_s: int) -> None:
+    def __init__(self, status: int, message: str, retry_after_s: int, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,7 @@ class Part:
 
     prompt: list[int]
     sampling: Sampling
+    calls: CallFormat | None = None  # how its text may call tools; None: it is text, whatever it looks like
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ class StreamTable:
         self,
         engine: Engine,
         tokenizer: Tokenizer,
-        slots: Slots,
+        allowance: Allowance,
         metrics: Metrics,
         limits: Limits,
         *,
@@ -112,9 +124,8 @@ class StreamTable:
         self.tokenizer = tokenizer
         self.limits = limits
         self.clock = clock
-        self.gauges = Gauges()
         self.log_bytes = 0  # of all logs together
-        self._slots = slots
+        self._allowance = allowance
         self._metrics = metrics
         self.call_later = call_later
         self._log_access = log_access
@@ -127,6 +138,8 @@ class StreamTable:
         self._choices: dict[int, Choice] = {}  # by sequence id
         self._sequence_ids = count(1)
         self._queued = 0  # sequences that were not admitted yet
+        self._stepped_at = -1.0  # when the latest step came
+        self._queued_of: dict[str, int] = {}  # the same by key
         self._gone: dict[str, str] = {}  # ids of streams that were dropped, and their keys, oldest first
         self._returning: Callable[[], None] | None = None  # cancels the wait for an engine
 
@@ -146,11 +159,12 @@ class StreamTable:
         """A new stream, its sequences submitted. `collect` keeps each choice's text, for an answer in one piece.
 
         Raises Busy before any engine work. The caller attaches a reader at once."""
-        self._refuse_when_busy(key, len(parts))
+        self._take_room(key, parts)
         stream = Stream(self, key, request_id, grammar, client=client)
         self._streams[stream.id] = stream
         self._live[stream] = None
         self._with_slot.add(stream)
+        self._allowance.track(stream)
         for event in grammar.opening():
             stream.append(event)
         for index, part in enumerate(parts):
@@ -159,8 +173,10 @@ class StreamTable:
                 index=index,
                 prompt=part.prompt,
                 sampling=part.sampling,
-                text=TextStream(self.tokenizer, skip_special=text.skip_special, stops=text.stops),
+                text=self._text_of(part, text),
+                parser=part.calls.parser() if part.calls else None,
                 credit=self.limits.credit_window,
+                due=self.limits.credit_window - self.limits.credit_window // 2,
                 shown=[] if collect else None,
                 logprobs=[] if collect else None,
             )
@@ -170,6 +186,10 @@ class StreamTable:
         self._arm_deadlines(stream)
         self.trim()
         return stream
+
+    def _text_of(self, part: Part, text: TextOptions) -> TextStream:
+        shown = part.calls.marker_ids if part.calls else frozenset()
+        return TextStream(self.tokenizer, skip_special=text.skip_special, shown=shown, stops=text.stops)
 
     def find(self, stream_id: str, key: str) -> Stream | None:
         """The stream, if it is this key's and still held."""
@@ -192,8 +212,7 @@ class StreamTable:
     def retake_slot(self, stream: Stream) -> None:
         """A reader returns to a detached stream. Raises Busy when its key's slots are taken meanwhile."""
         if stream.outcome is None and stream not in self._with_slot:
-            if not self._slots.take(stream.key):
-                raise Busy(429, "this key's streams are all in use", 1)
+            self._allowance.resume(stream.key)
             self._with_slot.add(stream)
 
     @property
@@ -201,21 +220,36 @@ class StreamTable:
         """The streams that have not ended."""
         return self._live.keys()
 
-    def _refuse_when_busy(self, key: str, sequences: int) -> None:
-        if self.engine.hello is None:
+    def _take_room(self, key: str, parts: list[Part]) -> None:
+        """The server's room first: what is refused for lack of it costs a key nothing. Raises Busy."""
+        hello = self.engine.hello
+        if hello is None:
             raise Busy(503, "the engine is starting", 2)
         if len(self._live) >= self.limits.streams_max:
             raise Busy(503, f"the server has {len(self._live)} streams, its limit", 2)
-        if self._queued + sequences > self.limits.queue_max + self.engine.hello.running_max:
+        queued = self._queued + len(parts)
+        free = self.limits.queue_max + hello.running_max - queued
+        if free < 0:
             raise Busy(503, f"{self._queued} sequences wait already, the limit", 5)
-        if not self._slots.take(key):
-            raise Busy(429, "this key's streams are all in use", 1)
+        if queued > hello.running_max and self._allowance.several:
+            # A key may hold as much of the queue as it leaves free, so that others always find room.
+            mine = self._queued_of.get(key, 0) + len(parts)
+            if mine > free:
+                raise Busy(429, f"{mine - len(parts)} sequences of this key wait already, its share of the queue", 5)
+        self._allowance.start(key, sum(len(p.prompt) for p in parts if p.sampling.choice_index == 0))
+
+    def _count_queued(self, choice: Choice, more: int) -> None:
+        key = choice.stream.key
+        self._queued += more
+        self._queued_of[key] = self._queued_of.get(key, 0) + more
+        if not self._queued_of[key]:
+            del self._queued_of[key]
 
     def _submit(self, choice: Choice) -> None:
         choice.sequence_id = next(self._sequence_ids)
         self._choices[choice.sequence_id] = choice
         if not choice.admitted:
-            self._queued += 1
+            self._count_queued(choice, 1)
         generated = choice.generated.tolist()
         self.engine.submit(
             Submit(choice.sequence_id, choice.prompt, choice.sampling, choice.credit, generated, choice.stream.key)
@@ -241,7 +275,6 @@ class StreamTable:
     def on_step(self, step: Step) -> None:
         """Give every stream its tokens, then let the readers write."""
         now = self.clock()
-        self.gauges = step.gauges
         touched: list[Stream] = []
         for admitted in step.admitted:
             if choice := self._choices.get(admitted.id):
@@ -252,7 +285,8 @@ class StreamTable:
         logprobs = {best.index: best for best in step.logprobs} if step.logprobs else None
         unshown = {end.id for end in step.ends if end.by_token} if step.ends else ()
         choices = self._choices
-        discarded = 0
+        before = self._stepped_at
+        discarded = steady = 0
         for index, (sequence_id, token) in enumerate(zip(step.ids, step.tokens, strict=True)):
             choice = choices.get(sequence_id)
             if choice is None:
@@ -262,7 +296,11 @@ class StreamTable:
             if not stream.touched:
                 stream.touched = True
                 touched.append(stream)
-                self._observe(stream, now)  # before it can end: its access line holds the time to the first token
+                if stream.last_token_at == before:
+                    steady += 1
+                else:
+                    self._observe(stream, now)  # before it can end: its access line holds the time to the first token
+                stream.last_token_at = now
             if sequence_id in unshown:
                 choice.generated.append(token)  # it counts, and ends the text without being any
             else:
@@ -271,6 +309,9 @@ class StreamTable:
                         self._stopped(choice)
                 except Exception:  # our own mistake ends this stream, not the step that all share
                     self._fail(stream)
+        self._stepped_at = now
+        if steady:  # most streams had a token in the step before, and the same time passed for all of them
+            self._metrics.itl.observe(now - before, steady)
         self._metrics.generated_tokens += len(step.ids) - discarded
         self._metrics.discarded_tokens += discarded
         for end in step.ends:
@@ -297,14 +338,13 @@ class StreamTable:
         else:
             stream.first_token_at = now
             self._metrics.ttft.observe(now - stream.created)
-        stream.last_token_at = now
 
     def _admit(self, choice: Choice, admitted: Admitted) -> None:
         if choice.admitted:
             return
         choice.admitted = True
         choice.cached_tokens = min(admitted.cached_tokens, len(choice.prompt))
-        self._queued -= 1
+        self._count_queued(choice, -1)
         if choice is choice.stream.choices[0]:
             self._metrics.queue.observe(admitted.waited_s)  # the engine knows: it tells only when the step is done
 
@@ -324,11 +364,12 @@ class StreamTable:
     def _drop(self, choice: Choice) -> None:
         """The engine no longer has this sequence, or won't soon."""
         if self._choices.pop(choice.sequence_id, None) is not None and not choice.admitted:
-            self._queued -= 1
+            self._count_queued(choice, -1)
 
     def grant(self, choice: Choice, total: int) -> None:
         """Let a sequence reach `total` generated tokens."""
         choice.credit = total
+        choice.due = total - self.limits.credit_window // 2
         if choice.sequence_id in self._choices:
             self.engine.credit(choice.sequence_id, total)
 
@@ -348,7 +389,7 @@ class StreamTable:
     def _abandon(self, stream: Stream) -> None:
         """Nobody came back in time. Whoever still does is told so (410), and gets no half of an answer."""
         stream.finish(Outcome(outcomes.CANCELLED, f"no reader came back within {self.limits.resume_ttl_s:g} s"))
-        self._forget(stream)
+        self.forget(stream)
 
     def release(self, stream: Stream) -> None:
         """`stream` has its outcome: free what it took, count it, and keep its log for late readers."""
@@ -362,6 +403,7 @@ class StreamTable:
             stream.held_for()
             stream.held_for = None
         self._give_slot(stream)
+        self._allowance.end(stream)
         del self._live[stream]
         metrics, api = self._metrics, stream.grammar.api
         metrics.ended[api, stream.outcome.kind] += 1
@@ -370,19 +412,19 @@ class StreamTable:
         metrics.cached_tokens += stream.cached_tokens
         self._log_access(stream)
         self._finished[stream] = None
-        self.call_later(self.limits.resume_ttl_s, lambda: self._forget(stream))
+        self.call_later(self.limits.resume_ttl_s, lambda: self.forget(stream))
 
     def trim(self) -> None:
         """Keep all logs together within their budget: the oldest finished ones go first."""
         while self.log_bytes > self.limits.log_bytes and self._finished:
-            self._forget(next(iter(self._finished)))
+            self.forget(next(iter(self._finished)))
 
     def _give_slot(self, stream: Stream) -> None:
         if stream in self._with_slot:
             self._with_slot.remove(stream)
-            self._slots.give(stream.key)
+            self._allowance.leave(stream.key)
 
-    def _forget(self, stream: Stream) -> None:
+    def forget(self, stream: Stream) -> None:
         """Drop a finished stream; readers that are still at it keep the log alive until they are done."""
         if self._streams.pop(stream.id, None) is None:
             return
@@ -396,27 +438,36 @@ class StreamTable:
 
     # The engine's death and return
 
-    def on_engine_lost(self) -> None:
-        """Streams wait for the next engine if it may come in time, else end with an error that says so."""
-        self._choices.clear()
-        self._queued = 0
-        self.gauges = Gauges()  # the next engine begins with nothing
+    def on_engine_lost(self, sequence_ids: list[int] | None = None) -> None:
+        """An engine is gone, with these sequences (None: the only one, with all). Their streams go on in another one,
+        or wait for the next if it may come in time, else end with an error that says so."""
+        lost = list(self._choices) if sequence_ids is None else sequence_ids
+        choices = [choice for id_ in lost if (choice := self._choices.get(id_)) is not None]
+        for choice in choices:
+            self._drop(choice)
         wait_s = self.limits.engine_restart_wait_s
-        for stream in list(self._live):
+        for stream in dict.fromkeys(choice.stream for choice in choices):
             stream.deaths += 1
             if wait_s <= 0 or stream.deaths >= ENGINE_DEATHS_MAX:
                 stream.finish(Outcome(outcomes.ERROR, "the engine died", retriable=stream.deaths < ENGINE_DEATHS_MAX))
-        if self._live and self._returning is None:
+        if self.engine.hello is not None:
+            self._submit_again()
+        elif self._live and self._returning is None:
             self._returning = self.call_later(wait_s, self._give_up_waiting)
 
     def on_engine_ready(self) -> None:
-        """Submit every stream again, from its prompt and what it has generated."""
+        """An engine is there for those that wait for one."""
         if self._returning is not None:
             self._returning()
             self._returning = None
+        self._submit_again()
+
+    def _submit_again(self) -> None:
+        """Every choice that no engine has, from its prompt and what it has generated."""
         for stream in list(self._live):
             for choice in stream.live:
-                self._submit(choice)
+                if choice.sequence_id not in self._choices:
+                    self._submit(choice)
 
     def _give_up_waiting(self) -> None:
         self._returning = None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from wsproto.events import TextMessage
 
 from tests.support.probes import (
     DETACHED,
@@ -61,6 +62,45 @@ def check_error(answer: Answer, code: str, kind: str) -> str:
     assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"])
     message: str = error["error"]["message"]
     return message
+
+
+class TestBeforeItBegan:
+    """What was asked for and never became a stream has a line in the log all the same, and counts once."""
+
+    @staticmethod
+    def _lines(server: Server) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == "request" and "outcome" in line]
+
+    def test_on_a_websocket(self) -> None:
+        """Both messages are there before anything is done about the first one."""
+        with Server("--log-format", "json") as server, WebSocketClient(server) as socket:
+            generate = {"type": "generate", "id": "a", **chat("hi", max_tokens=3)}
+            messages = [generate, {"type": "cancel", "id": "a"}, {**generate, "id": "b", "max_tokens": 0}, generate]
+            socket.send_bytes(b"".join(socket.frame(TextMessage(json.dumps(message))) for message in messages))
+            codes = [m["error"]["code"] for m in socket.receive_until("done") if m["type"] == "error"]
+            assert codes[0] == "cancelled" and len(codes) == 2
+            told = [(line["api"], line["outcome"], line["status"]) for line in self._lines(server)]
+            assert told == [("websocket", "cancelled", 409), ("websocket", "refused", 400)]
+            assert len(access_lines(server)) == 1
+            metrics = wait_idle(server)
+            ended = outcomes(metrics)
+            assert (ended["cancelled"], ended["refused"], ended["length"]) == (1, 1, 1)
+            assert metrics['sluice_requests_started_total{api="websocket"}'] == 3
+
+    def test_a_client_that_left_while_it_waited(self) -> None:
+        scripts = [{"match": "", "tokens": ["a", {"pause_ms": 600_000}]}]
+        flags = ("--log-format", "json", "--drain-timeout", "0")
+        with Server(*flags, scripts=scripts) as server, crowd(server, 2) as (reader, poller):
+            name = begin(reader, "waits")
+            reader.read_events(2)
+            reader.close()
+            server.wait_metric(DETACHED, 1)
+            poller.request("GET", f"/v1/streams/{name}?after=1&wait=30", None, [JSON])
+            server.wait_metric(DETACHED, 0)
+            poller.reset()
+            until(lambda: '"status": 499' in server.log, "its line in the log")
+            assert name not in server.log
 
 
 class TestCancelInEveryPhase:

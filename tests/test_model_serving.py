@@ -5,6 +5,7 @@ SmolLM2 comes from the user's cache, or from the package index on the first run 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import selectors
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 from openai import OpenAI
 
@@ -76,6 +78,33 @@ def test_three_at_once_answer_as_each_alone(server: Server) -> None:
         for client, body in zip(clients, bodies, strict=True):
             client.request("POST", CHAT, body)
         assert [client.answer("POST").text() for client in clients] == alone
+    wait_idle(server)
+
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "people": {"type": "integer", "minimum": 0, "maximum": 10**8}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+
+
+def test_answers_that_must_have_a_form_beside_ones_that_need_not(server: Server) -> None:
+    """In one batch: free text, JSON by a schema, and a call."""
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    tool = {"type": "function", "function": {"name": "tell_city", "parameters": CITY}}
+    free = chat(QUESTION, **GREEDY)
+    held = chat(QUESTION, seed=1, max_tokens=60, response_format=form)
+    called = chat(QUESTION, seed=2, max_tokens=90, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    with server.connect() as first, server.connect() as second, server.connect() as third:
+        for client, body in ((first, free), (second, held), (third, called)):
+            client.request("POST", CHAT, body)
+        answers = [client.answer("POST").json()["choices"][0] for client in (first, second, third)]
+    assert answers[0]["message"]["content"] == ANSWER
+    assert [answer["finish_reason"] for answer in answers] == ["stop", "stop", "tool_calls"]
+    jsonschema.validate(json.loads(answers[1]["message"]["content"]), CITY)
+    (call,) = answers[2]["message"]["tool_calls"]
+    jsonschema.validate(json.loads(call["function"]["arguments"]), CITY)
     wait_idle(server)
 
 

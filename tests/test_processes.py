@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tests.support.probes import (
     words,
 )
 from tests.support.readings import NDJSON, PLAIN
-from tests.support.serving import REPOSITORY, Client, Server, WebSocketClient, chat, joined, until
+from tests.support.serving import REPOSITORY, Client, Server, WebSocketClient, chat, joined, lone_engine, until
 
 pytestmark = pytest.mark.synthetic
 
@@ -255,19 +254,6 @@ class TestCancel:
         assert wait_idle(server)[self.DISCARDED] <= discarded + 1
 
 
-@contextmanager
-def lone_engine(address: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m engine --listen`, ready; killed at the end."""
-    argv = [sys.executable, "-m", "engine", "--listen", address, "--engine", "synthetic", *flags]
-    with subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == f"sluice engine ready on {address}\n".encode()
-            yield process
-        finally:
-            process.kill()
-
-
 class TestAttached:
     def test_two_servers_share_an_engine(self, tmp_path: Path) -> None:
         address = f"unix:{tmp_path / 'engine'}"
@@ -301,6 +287,36 @@ class TestAttached:
                     assert words(client.finish().text()) == 300
                     assert server.ask("GET", "/ready").status == 200
             wait_idle(server)
+
+    def test_an_engine_that_does_not_come_back_in_time(self, tmp_path: Path) -> None:
+        """Each stream ends in its grammar, with an error that is worth a retry; a detached one too."""
+        address = f"unix:{tmp_path / 'engine'}"
+        flags = ("--engine-url", address, "--engine-restart-wait", "0.3", "--drain-timeout", "0")
+        with (
+            lone_engine(address, *PACE) as engine,
+            Server(*flags, engine=None) as server,
+            crowd(server, 3) as (sse, plain, whole),
+            WebSocketClient(server) as socket,
+        ):
+            begin(sse, "POST", CHAT, chat("sse", stream=True, max_tokens=LONG))
+            begin(plain, "POST", CHAT, chat("plain", stream=True, max_tokens=LONG), [PLAIN])
+            whole.request("POST", CHAT, chat("whole", max_tokens=LONG))
+            socket.send_json(type="generate", id="w", **chat("socket", max_tokens=LONG))
+            with server.connect() as gone:
+                gone.request("POST", CHAT, chat("detached", stream=True, max_tokens=LONG))
+                name = gone.begin("POST").header("x-stream-id")
+            server.wait_metric(RUNNING, 4)
+            engine.kill()
+            *chunks, error = sse.finish().chunks()
+            assert "did not come back in time" in error["error"]["message"]
+            assert (error["error"]["code"], words(joined(chunks)) > 0) == ("error", True)
+            assert (sse.finish().events()[-1].data, sse.finish().end) == ("[DONE]", "whole")
+            assert plain.finish().end == "cut"
+            refused = whole.answer("POST")
+            assert refused.error(503)["code"] == "error" and refused.header("retry-after")
+            assert socket.receive_until("error")[-1]["error"]["code"] == "error"
+            assert server.ask("GET", f"/v1/streams/{name}").chunks()[-1]["error"]["code"] == "error"
+            assert outcomes(wait_idle(server))["error"] == 5
 
     def test_tcp_with_a_token(self, tmp_path: Path, unused_port: int) -> None:
         address = f"tcp://127.0.0.1:{unused_port}"

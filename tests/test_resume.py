@@ -253,6 +253,24 @@ class TestRunningStream:
         text = server.ask("GET", f"/v1/streams/{started['stream']}").text()  # read in another way, too
         assert text == "".join(m["text"] for m in tokens)
 
+    @pytest.mark.parametrize("content", ["hi", "odd text", "fails"])
+    def test_over_websocket_from_every_position(self, server: Server, content: str) -> None:
+        """Of a stream that has ended, and that began elsewhere; the end is told again each time, past it too."""
+        name = whole(server, content, max_tokens=20).header("x-stream-id")
+        with WebSocketClient(server) as socket:
+
+            def resumed(after: int) -> list[dict[str, Any]]:
+                socket.send_json(type="resume", id="a", stream=name, after=after)
+                started, *messages = socket.receive_until("done", "error")
+                assert started == {"type": "started", "id": "a", "stream": name}
+                return messages
+
+            *every, end = resumed(-1)
+            assert "".join(m["text"] for m in every) == server.ask("GET", f"/v1/streams/{name}").text()
+            assert end["type"] == ("error" if content == "fails" else "done")
+            for after in (*range(every[-1]["n"] + 3), 10**6):
+                assert resumed(after) == [*(m for m in every if m["n"] > after), end]
+
 
 class TestPolling:
     def test_the_whole_of_it(self, server: Server) -> None:
@@ -290,6 +308,21 @@ class TestPolling:
     def test_what_is_no_poll(self, server: Server, query: str) -> None:
         name = whole(server).header("x-stream-id")
         server.ask("GET", f"/v1/streams/{name}?{query}", None, [JSON]).error(400)
+
+    def test_not_where_resuming_is_off(self) -> None:
+        """Nobody is connected between two polls, and such a stream would end there: it isn't begun. A poll beside a
+        reader is answered, and takes nothing from it."""
+        with Server("--resume-ttl", "0", "--synthetic-step-ms", "5") as server, server.connect() as client:
+            error = server.ask("GET", "/v1/generate?prompt=poll", None, [JSON]).error(400)
+            assert (error["code"], error["param"]) == ("polling_off", "Accept")
+            assert "--resume-ttl" in error["message"]
+            client.request("POST", CHAT, chat("read", stream=True, max_tokens=COUNT))
+            name = client.begin("POST").header("x-stream-id")
+            client.read_events(3)
+            assert self._poll(server, str(name), "after=-1")["events"]
+            assert words(client.finish().text()) == COUNT
+            ended = outcomes(wait_idle(server))
+            assert (ended["refused"], ended["length"], ended["cancelled"]) == (1, 1, 0)
 
     @staticmethod
     def _poll(server: Server, name: str, query: str) -> Any:

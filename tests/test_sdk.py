@@ -151,10 +151,9 @@ class TestErrors:
         assert caught.value.code == "context_length_exceeded"
 
     def test_unsupported(self, client: OpenAI) -> None:
-        tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
         with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(model=MODEL, messages=HELLO, tools=[tool])
-        assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
+            client.chat.completions.create(model=MODEL, messages=HELLO, reasoning_effort="low")
+        assert (caught.value.param, caught.value.code) == ("reasoning_effort", "unsupported_parameter")
 
     def test_not_found(self, client: OpenAI) -> None:
         with pytest.raises(openai.NotFoundError) as caught:

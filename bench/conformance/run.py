@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROFILES = ("http1", "sse", "websocket", "streaming")
+PROFILES = ("http1", "http2", "sse", "websocket", "streaming")
+OVER_HTTP2 = ("http1", "sse", "websocket", "streaming")  # those that --http2 has cases for
 STEP_MS = "3"  # a token every so often, as the suite's own run has it
 START_S = 30.0
 # A case of a peer that never answers costs so long; a run has over a thousand cases.
 TIMEOUT_S = "10"
 RUN_S_MAX = 3600
+ABSENT = "not offered"
 FAILURES_SHOWN = 12  # rules in the table of a server's failures, most frequent first
 
 JSON_TOKENS = '{"max_tokens": 1, "size": 5}'
@@ -69,7 +71,7 @@ PEERS = {
         [*UVICORN, "--http", "httptools", "asgi_raw:app"], ("uvicorn", "httptools", "websockets")
     ),
     "uvicorn-h11": Peer([*UVICORN, "--http", "h11", "--ws", "wsproto", "asgi_raw:app"], ("uvicorn", "h11", "wsproto")),
-    "hypercorn": Peer(["{python}", "hypercorn_srv.py", "{port}"], ("hypercorn", "h11", "wsproto")),
+    "hypercorn": Peer(["{python}", "hypercorn_srv.py", "{port}"], ("hypercorn", "h11", "h2", "wsproto")),
     "granian": Peer([*GRANIAN, "--workers", "1", "asgi_raw:app"], ("granian",)),
     "aiohttp": Peer(["{python}", "aiohttp_srv.py", "{port}"], ("aiohttp",)),
     "node": Peer(["node", "--import", NODE_SURVIVES, "node_srv.js", "{port}"], ("node", "ws")),
@@ -105,7 +107,7 @@ def start(peer: Peer, folder: Path, python: str, port: int) -> subprocess.Popen[
     raise RuntimeError(f"it did not listen within {START_S:g} s: {' '.join(peer.command)}")
 
 
-def judge(peer: Peer, folder: Path, python: str) -> dict[str, Any]:
+def judge(peer: Peer, folder: Path, python: str, profiles: tuple[str, ...], *flags: str) -> dict[str, Any]:
     """The suite's report on one server."""
     port = free_port()
     process = start(peer, folder, python, port)
@@ -114,9 +116,14 @@ def judge(peer: Peer, folder: Path, python: str) -> dict[str, Any]:
             report = Path(name) / "report.json"
             command = [sys.executable, "-m", "pytest", "tests/conformance", "-q", "-p", "no:cacheprovider"]
             command += ["--base-url", f"http://127.0.0.1:{port}", "--report", str(report), "--timeout-s", TIMEOUT_S]
-            command += [flag for profile in PROFILES for flag in ("--profile", profile)]
+            command += [flag for profile in profiles for flag in ("--profile", profile)]
             done = subprocess.run(
-                [*command, *peer.flags], cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_S_MAX, check=False
+                [*command, *flags, *peer.flags],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                timeout=RUN_S_MAX,
+                check=False,
             )
             if not report.exists():
                 raise RuntimeError(f"no report:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -151,13 +158,27 @@ def versions(peer: Peer, folder: Path, python: str) -> str:
 def cell(score: dict[str, int] | None) -> str:
     """`passed / judged`, and how many of the failures are MUSTs."""
     if score is None or not score["passed"] + score["failed"]:
-        return "not offered"
+        return ABSENT
     judged = score["passed"] + score["failed"]
     must = f", {score['failed_must']} must" if score["failed"] else ""
     return f"{score['passed']} / {judged}{must}"
 
 
-def table(reports: dict[str, dict[str, Any]], shown: dict[str, str]) -> str:
+def rows(reports: dict[str, dict[str, Any]], profiles: tuple[str, ...]) -> list[str]:
+    """A line of cells for each server."""
+    lines = []
+    for name, report in reports.items():
+        cells = [cell((report["scores"].get(profile) or {}).get("server")) for profile in profiles]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def speaks_http2(report: dict[str, Any]) -> bool:
+    """Whether the http2 profile could be judged."""
+    return cell((report["scores"].get("http2") or {}).get("server")) != ABSENT
+
+
+def table(reports: dict[str, dict[str, Any]], over_http2: dict[str, dict[str, Any]], shown: dict[str, str]) -> str:
     """The whole of RESULTS.md."""
     cases = max(len(report["cases"]) for report in reports.values())
     lines = [
@@ -168,13 +189,18 @@ def table(reports: dict[str, dict[str, Any]], shown: dict[str, str]) -> str:
         "Cases passed of those judged; “must” counts the failures that break a MUST of a standard, the others are"
         " SHOULDs and faults that users reported. What a server does not offer isn't judged.",
         "",
-        "| server | " + " | ".join(PROFILES) + " | versions |",
-        "|---" * (len(PROFILES) + 2) + "|",
-    ]  # fmt: skip
-    for name, report in reports.items():
-        cells = [cell((report["scores"].get(profile) or {}).get("server")) for profile in PROFILES]
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {shown[name]} |")
-    lines += [
+        "| server | " + " | ".join(PROFILES) + " |",
+        "|---" * (len(PROFILES) + 1) + "|",
+        *rows(reports, PROFILES),
+        "",
+        "The same profiles over HTTP/2 (`--http2`, in cleartext by prior knowledge), where it is spoken; `http1` has"
+        " HTTP's semantics then, the rest of it is about HTTP/1.1 only:",
+        "",
+        "| server | " + " | ".join(OVER_HTTP2) + " |",
+        "|---" * (len(OVER_HTTP2) + 1) + "|",
+        *rows(over_http2, OVER_HTTP2),
+        "",
+        "Versions: " + "; ".join(f"{name}: {versions}" for name, versions in shown.items()) + ".",
         "",
         "Reproduce with (the peers' folder and an interpreter that has them installed are yours to give):",
         "",
@@ -185,12 +211,13 @@ def table(reports: dict[str, dict[str, Any]], shown: dict[str, str]) -> str:
         "The peers are small applications on each server, which stream JSON chunks; what is judged is the server under"
         " them, and for `sse` and `streaming` the application's headers, too (aiohttp's fails on HTTP/1.0 by itself).",
         "The suite is Sluice's own, and Sluice was built along its rules: the other rows are findings, no contest."
+        " In `http2` an error that is told by another code than the RFC names fails its case."
         " Sluice ran with `--on-half-close finish`. Repeated runs differ by up to four cases on a server: a close with"
         " unread bytes resets the connection, and what arrives of the answer before it is chance.",
         "",
         "## What fails where",
     ]  # fmt: skip
-    for name, report in reports.items():
+    for name, report in {**reports, **{f"{name} over HTTP/2": report for name, report in over_http2.items()}}.items():
         failed: dict[tuple[str, str, str], int] = {}
         for case in report["cases"]:
             if case["outcome"] == "failed":
@@ -216,17 +243,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "RESULTS.md")
     options = parser.parse_args()
     reports: dict[str, dict[str, Any]] = {}
+    over_http2: dict[str, dict[str, Any]] = {}
     shown: dict[str, str] = {}
     for name in options.only or PEERS:
         begun = time.monotonic()
-        reports[name] = judge(PEERS[name], options.peers.resolve(), options.python)
-        if options.reports:
-            options.reports.mkdir(parents=True, exist_ok=True)
-            (options.reports / f"{name}.json").write_text(json.dumps(reports[name], indent=1), encoding="utf-8")
-        shown[name] = versions(PEERS[name], options.peers.resolve(), options.python)
-        scores = {profile: cell(found.get("server")) for profile, found in reports[name]["scores"].items()}
-        print(f"{name} ({time.monotonic() - begun:.0f} s): {scores}", flush=True)
-    options.out.write_text(table(reports, shown), encoding="utf-8")
+        peer, folder = PEERS[name], options.peers.resolve()
+        reports[name] = judge(peer, folder, options.python, PROFILES)
+        if speaks_http2(reports[name]):
+            over_http2[name] = judge(peer, folder, options.python, OVER_HTTP2, "--http2")
+        shown[name] = versions(peer, folder, options.python)
+        for kind, found in (("", reports), ("-http2", over_http2)):
+            if name not in found:
+                continue
+            if options.reports:
+                options.reports.mkdir(parents=True, exist_ok=True)
+                file = options.reports / f"{name}{kind}.json"
+                file.write_text(json.dumps(found[name], indent=1), encoding="utf-8")
+            scores = {profile: cell(score.get("server")) for profile, score in found[name]["scores"].items()}
+            print(f"{name}{kind} ({time.monotonic() - begun:.0f} s): {scores}", flush=True)
+    options.out.write_text(table(reports, over_http2, shown), encoding="utf-8")
     print(f"written: {options.out}")
     return 0
 

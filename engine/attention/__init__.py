@@ -33,8 +33,6 @@ class StepBatch:
 class Attention(Protocol):
     """What a model runner asks of a backend."""
 
-    caches: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer
-
     def allocate(self, blocks: int, block_size: int) -> None:
         """Makes the cache, all layers. Its memory is touched only as slots are written."""
 

@@ -17,13 +17,12 @@ class Decoder(Protocol):
     """Computes steps over a paged cache that it owns."""
 
     cache_dtype: torch.dtype
-    caches: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer, once there are any
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Makes the cache, all layers. RuntimeError when the memory can't be had."""
 
     def forward(self, ids: torch.Tensor, batch: StepBatch) -> torch.Tensor:
-        """ids [tokens] int64 -> the last layer's output [tokens, hidden], before the final norm."""
+        """ids [tokens] int64, on the CPU -> the last layer's output [tokens, hidden], before the final norm."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s output -> [rows, vocab_size], float32."""
@@ -32,23 +31,22 @@ class Decoder(Protocol):
 class TorchDecoder:
     """See `Decoder`: the layers one by one, attention by a backend."""
 
-    def __init__(self, model: LlamaDecoder, attention: Attention, dtype: torch.dtype) -> None:
+    def __init__(self, model: LlamaDecoder, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
         self.cache_dtype = dtype
-        self.caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.attention = attention
         self.logits = model.logits
         self._model = model
-        self._attention = attention
+        self._device = device
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """See `Decoder`."""
-        self._attention.allocate(blocks, block_size)
-        self.caches = self._attention.caches
+        self.attention.allocate(blocks, block_size)
 
     def forward(self, ids: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """See `Decoder`."""
-        plan = self._attention.plan(batch)
+        plan = self.attention.plan(batch)
         return self._model.forward(
-            ids,
-            torch.from_numpy(batch.positions),
-            lambda layer, q, k, v: self._attention.attend(plan, layer, q, k, v),
+            ids.to(self._device),
+            torch.from_numpy(batch.positions).to(self._device),
+            lambda layer, q, k, v: self.attention.attend(plan, layer, q, k, v),
         )

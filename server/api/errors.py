@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocols.escape import json_value
 from server.http import Headers, Response
 from server.outcome import Outcome
+from server.table import Busy
 
 # Status -> the `type` that OpenAI's SDKs and their users know.
 TYPES = {
@@ -53,6 +54,13 @@ def busy(status: int, message: str, retry_after_s: int) -> ApiError:
     return ApiError(status, message, code=code, headers=((b"Retry-After", b"%d" % retry_after_s),))
 
 
+def from_busy(refusal: Busy) -> ApiError:
+    """What a client is told when there is no room for its stream."""
+    if refusal.retry_after_s:
+        return busy(refusal.status, str(refusal), refusal.retry_after_s)
+    return ApiError(refusal.status, str(refusal), code=refusal.code)
+
+
 def render(error: ApiError) -> Response:
     """OpenAI's shape."""
     kind = TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
@@ -66,5 +74,9 @@ def body(message: str, kind: str, param: str | None, code: str | None) -> bytes:
 
 def outcome_body(end: Outcome) -> bytes:
     """The in-band error of a stream that did not end well: its `code` is the outcome."""
-    kind = {"cancelled": "cancelled_error", "expired": "timeout_error"}.get(end.kind, "server_error")
-    return body(end.message, kind, None, end.kind)
+    return body(end.message, outcome_type(end), None, end.kind)
+
+
+def outcome_type(end: Outcome) -> str:
+    """The `type` of such an error."""
+    return {"cancelled": "cancelled_error", "expired": "timeout_error"}.get(end.kind, "server_error")

@@ -1,7 +1,7 @@
 """GET /v1/generate?prompt=…: a generation that EventSource and a bare curl can start.
 
 `prompt` is one chat turn, or with raw=1 a prompt as it is; the answer has the chunks of chat. With
-`Accept: application/json` the answer is 202 and the stream's id, to be polled.
+`Accept: application/json` the answer is 202 and the stream's id, to be polled; 400 where `--resume-ttl` is 0.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from server.api.errors import invalid
+from server.api.errors import ApiError, invalid
 from server.api.generation import PLAIN, SSE, Generation, check_one_choice, framing_named, streaming
-from server.api.openai_chat import ChatGrammar, encode_messages
+from server.api.openai_chat import ChatGrammar
 from server.api.polling import poller_of
-from server.api.types import GenerationFields, Message, convert
+from server.api.types import GenerationFields, convert
 from server.http import Call, Response, Streaming, json_response
 from server.table import Part
 
@@ -31,13 +31,16 @@ class GenerateRequest(GenerationFields, kw_only=True):
 
 async def generate(generation: Generation, call: Call) -> Response | Streaming:
     """GET /v1/generate. Raises ApiError."""
-    request, grammar, parts = await plan_generate(generation, query_fields(call.query), "generate")
     accept = call.header(b"accept")
     kind = framing_named(accept)
+    polls = kind is None and "application/json" in accept
+    if polls and generation.table.limits.resume_ttl_s <= 0:
+        raise _no_polls()
+    request, grammar, parts = await plan_generate(generation, query_fields(call.query), "generate")
     if kind == PLAIN:
         check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
     stream = generation.start(call, request, grammar, parts, collect=False)
-    if kind is None and "application/json" in accept:
+    if polls:
         stream.framing = SSE
         poller_of(generation.table, stream).renew_lease()
         return json_response({"stream": stream.id}, 202, ((b"X-Stream-Id", stream.id.encode()),))
@@ -58,7 +61,7 @@ async def plan_generate(
         except ValueError as error:
             raise invalid("prompt", str(error)) from None
     else:
-        prompt = await encode_messages(generation, [Message(role="user", content=request.prompt)], "prompt")
+        prompt = await generation.encode_turns([{"role": "user", "content": request.prompt}], "prompt")
     parts = generation.parts(request, [prompt], max_tokens=request.max_tokens)
     options = request.stream_options
     grammar = ChatGrammar(
@@ -79,6 +82,12 @@ def query_fields(query: str) -> dict[str, str]:
         raise invalid(None, "the query is not valid UTF-8") from None
     except ValueError:
         raise invalid(None, f"the query has more than {QUERY_FIELDS_MAX} parameters") from None
+
+
+def _no_polls() -> ApiError:
+    """Between two polls nobody is connected, and without `--resume-ttl` a stream ends at once then."""
+    message = "this server keeps no stream between two polls (--resume-ttl 0); text/event-stream is streamed"
+    return invalid("Accept", message, "polling_off")
 
 
 def _parse(fields: dict[str, str]) -> GenerateRequest:

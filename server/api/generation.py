@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Hello, Sampling
 from server.api import errors
 from server.api.errors import ApiError
-from server.api.types import PROMPT_LOGPROBS_MAX, ChatRequest, GenerationFields, stop_strings
-from server.chat import ChatTemplate
+from server.api.response_store import ResponseStore
+from server.api.types import PROMPT_LOGPROBS_MAX, GenerationFields, stop_strings
+from server.chat import ChatError, ChatTemplate, encode_chat
 from server.framing import Framing, Ndjson, Plain, Sse
 from server.http import Call, Headers, Response, Streaming
 from server.outcome import CANCELLED, Outcome
 from server.readers import Collector
 from server.stream import Choice, Grammar, Stream
 from server.table import Busy, Part, StreamTable, TextOptions
+from server.tools.formats import CallFormat, Turn, written
+from server.tools.parser import HERMES, Syntax
 
 # Longer prompts are tokenised in a thread: some milliseconds of the loop's time would delay every stream.
 ENCODE_INLINE_CHARS_MAX = 8192
@@ -44,14 +49,16 @@ class Model:
     tokenizer: Tokenizer
     template: ChatTemplate
     created: int  # Unix seconds, for /v1/models
+    syntax: Syntax | None = HERMES  # of its tool calls; None: not known
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Starts streams."""
+    """Starts streams, and keeps the responses that their clients may come back to."""
 
     table: StreamTable
     model: Model
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     async def encode_sized(self, chars: int, encode: Callable[[], list[int]], param: str) -> list[int]:
         """`encode()`, off the loop when the text has many characters. Raises ApiError 400, and does no work, for a text
@@ -64,11 +71,32 @@ class Generation:
             raise _too_long(f"at least {least}", limit, param)
         return await asyncio.get_running_loop().run_in_executor(_encoders, encode)
 
+    async def encode_turns(
+        self, turns: list[dict[str, Any]], param: str, *, tools: list[dict[str, Any]] | None = None, **options: Any
+    ) -> list[int]:
+        """Ids of a chat's turns, by the model's template, with the options of `encode_chat`. Turns and tools are as
+        templates for `transformers` take them. `param`: what they came from. Raises ApiError 400."""
+        tokenizer, template = self.model.tokenizer, self.model.template
+        shown: Sequence[Turn] = turns if template.takes_tools else written(turns, tools)
+        options["tools"] = tools
+        size = sum(map(_chars, turns)) + (len(msgspec.json.encode(tools)) if tools else 0)
+        try:
+            return await self.encode_sized(size, lambda: encode_chat(tokenizer, template, shown, **options), param)
+        except ChatError as error:
+            raise errors.invalid(param, str(error)) from None
+
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that isn't served."""
         if name is not None and name != self.model.name:
             message = f"the model {name!r} is not served here; {self.model.name!r} is"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check_ids(self, ids: list[int], path: str) -> None:
+        """Raises ApiError 400 for an id beyond the vocabulary."""
+        size = self.model.hello.vocab_size
+        for index, id_ in enumerate(ids):
+            if not 0 <= id_ < size:
+                raise errors.invalid(f"{path}.{index}", f"{id_} is not in the vocabulary of {size} tokens")
 
     def parts(
         self,
@@ -78,8 +106,11 @@ class Generation:
         max_tokens: int | None,
         logprobs: int = -1,
         prompt_logprobs: int = -1,
+        param: str = "prompt",
+        calls: CallFormat | None = None,
+        grammar: str = "",
     ) -> list[Part]:
-        """A sequence for each prompt and choice, all of which fit. Raises ApiError.
+        """A sequence for each prompt and choice, all of which fit; `param` names what they came from. Raises ApiError.
 
         A prompt must leave room for one token; max_tokens beyond the room is cut to it."""
         limit = self.model.hello.context_tokens_max
@@ -91,7 +122,6 @@ class Generation:
         stop_ids, bias = self._stop_ids(request), self._bias(request)
         parts: list[Part] = []
         for prompt_index, prompt in enumerate(prompts):
-            param = "messages" if isinstance(request, ChatRequest) else "prompt"
             _check_prompt(prompt, limit, param)
             _check_prompt_logprobs(prompt, prompt_logprobs, param)
             room = limit - len(prompt)
@@ -114,17 +144,15 @@ class Generation:
                     repetition_penalty=request.repetition_penalty or 1.0,
                     logit_bias=bias,
                     prompt_logprobs=prompt_logprobs,
+                    grammar=grammar,
                 )
-                parts.append(Part(prompt, sampling))
+                parts.append(Part(prompt, sampling, calls))
         return parts
 
     def _stop_ids(self, request: GenerationFields) -> tuple[int, ...]:
-        ids = tuple(request.stop_token_ids or ())
-        size = self.model.hello.vocab_size
-        for index, id_ in enumerate(ids):
-            if not 0 <= id_ < size:
-                raise errors.invalid(f"stop_token_ids.{index}", f"{id_} is not in the vocabulary of {size} tokens")
-        return ids
+        ids = request.stop_token_ids or []
+        self.check_ids(ids, "stop_token_ids")
+        return tuple(ids)
 
     def _bias(self, request: GenerationFields) -> tuple[tuple[int, float], ...]:
         bias = tuple((int(id_), value) for id_, value in (request.logit_bias or {}).items())
@@ -150,7 +178,7 @@ class Generation:
                 collect=collect,
             )
         except Busy as busy:
-            raise errors.busy(busy.status, str(busy), busy.retry_after_s) from None
+            raise errors.from_busy(busy) from None
         call.stream_id = stream.id
         call.began = True
         call.on_stream(stream)
@@ -161,9 +189,7 @@ class Generation:
     ) -> Response | Streaming:
         """Start a stream and answer with it, piece by piece or whole. Raises ApiError."""
         if request.stream:
-            kind = framing_named(call.header(b"accept")) or SSE
-            if kind == PLAIN:
-                check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
+            kind = framing_asked(call, parts)
             stream = self.start(call, request, grammar, parts, collect=False)
             return streaming(stream, kind)
         return await collected(call, self.start(call, request, grammar, parts, collect=True))
@@ -180,6 +206,16 @@ async def collected(call: Call, stream: Stream) -> Response:
             stream.finish(Outcome(CANCELLED, "the client left"))
         raise
     return whole(stream)
+
+
+def framing_asked(call: Call, parts: list[Part]) -> str:
+    """The framing of a new stream. Raises ApiError for one that can't show it."""
+    kind = framing_named(call.header(b"accept")) or SSE
+    if kind == PLAIN:
+        check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
+        if parts[0].calls is not None:
+            raise errors.invalid("tools", "text/plain shows text only; take SSE or NDJSON to see calls")
+    return kind
 
 
 def check_one_choice(parts: list[Part], message: str) -> None:
@@ -212,7 +248,7 @@ def whole(stream: Stream) -> Response:
     status = 409 if end.kind == CANCELLED else 503 if end.retriable else 500
     if status == 503:
         headers += ((b"Retry-After", b"2"),)
-    return Response(status, errors.outcome_body(end), headers=headers)
+    return Response(status, stream.grammar.failure(stream, end), headers=headers)
 
 
 def framing_named(accept: str) -> str | None:
@@ -222,6 +258,12 @@ def framing_named(accept: str) -> str | None:
         if kind is not None:
             return kind
     return None
+
+
+def _chars(turn: dict[str, Any]) -> int:
+    """About as many as a template writes, or fewer."""
+    calls = turn.get("tool_calls")
+    return len(turn["content"]) + (len(msgspec.json.encode(calls)) if calls else 0)
 
 
 def _check_prompt(prompt: list[int], limit: int, param: str) -> None:

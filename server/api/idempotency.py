@@ -21,6 +21,7 @@ from server.stream import Stream
 KEY_CHARS_MAX = 255
 
 Answer = Response | Streaming
+Again = Callable[[Call, Stream], Response | None]
 
 
 @dataclass(slots=True)
@@ -30,9 +31,15 @@ class Once:
     _planned: dict[tuple[str, str], asyncio.Event] = field(default_factory=dict)
 
     async def answer(
-        self, generation: Generation, metrics: Metrics, call: Call, begin: Callable[[], Awaitable[Answer]]
+        self,
+        generation: Generation,
+        metrics: Metrics,
+        call: Call,
+        begin: Callable[[], Awaitable[Answer]],
+        again: Again | None = None,
     ) -> Answer:
-        """`begin()`, unless the call's key has begun already. Raises ApiError."""
+        """`begin()`, unless the call's key has begun already. `again`: answers that stream's client in the API's own
+        way, or None where the stream or its whole answer will do. Raises ApiError."""
         name = call.header(b"idempotency-key")
         if not name:
             return await begin()
@@ -44,7 +51,8 @@ class Once:
         digest = _digest(call)
         known = generation.table.recall(*place)
         if known is not None:
-            return await _again(generation, metrics, call, known, digest)
+            _check_same(call, known, digest)
+            return (again and again(call, known)) or await _again(generation, metrics, call, known)
         self._planned[place] = event = asyncio.Event()
         call.on_stream = lambda stream: self._began(generation, place, digest, stream)
         try:
@@ -63,12 +71,15 @@ class Once:
         event.set()
 
 
-async def _again(generation: Generation, metrics: Metrics, call: Call, stream: Stream, digest: bytes) -> Answer:
+def _check_same(call: Call, stream: Stream, digest: bytes) -> None:
     assert stream.idempotency is not None
     if stream.idempotency[1] != digest:
         message = "this Idempotency-Key was used for another request"
         raise ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
     call.stream_id = stream.id
+
+
+async def _again(generation: Generation, metrics: Metrics, call: Call, stream: Stream) -> Answer:
     if not stream.framing:  # it is collected for an answer in one piece
         streams.retake_slot(generation, stream)
         return await collected(call, stream)

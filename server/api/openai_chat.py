@@ -13,7 +13,8 @@ import msgspec
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Logprob
-from protocols.escape import json_value
+from protocols import sse
+from protocols.escape import json_text, json_value
 from server.api import errors
 from server.api.errors import invalid
 from server.api.generation import (
@@ -22,17 +23,30 @@ from server.api.generation import (
     refuse_streamed_prompt_logprobs,
     shown_prompt_logprobs,
 )
-from server.api.types import ChatRequest, ContentPart, Message, parse
-from server.chat import ChatError, encode_chat
+from server.api.openai_turns import json_form, tool_use, turns_of
+from server.api.structure import answer_grammar
+from server.api.tool_use import call_format
+from server.api.types import ChatRequest, parse
 from server.framing import DONE
 from server.http import Call, Response, Streaming
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Stream
+from server.stream import Choice, Frame, Stream, text_event
 from server.table import new_stream_id
+from server.tools.pieces import Piece, TextPiece, ToolCallBegin, ToolCallEnd
 
 
-class ChatGrammar:
+class OpenAIGrammar:
+    """What all of OpenAI's grammars have in common."""
+
+    ping = sse.PING
+
+    def failure(self, stream: Stream, end: Outcome) -> bytes:
+        """OpenAI's error object."""
+        return errors.outcome_body(end)
+
+
+class ChatGrammar(OpenAIGrammar):
     """chat.completion and chat.completion.chunk objects."""
 
     def __init__(
@@ -44,6 +58,7 @@ class ChatGrammar:
         choices: int,
         include_usage: bool = False,
         prompt_logprobs: int | None = None,
+        may_call: bool = False,
     ) -> None:
         self.api = api
         self.stream_id = new_stream_id()
@@ -51,6 +66,7 @@ class ChatGrammar:
         self._choices = choices
         self._include_usage = include_usage
         self._prompt_logprobs = prompt_logprobs
+        self._may_call = may_call
         self._id = f"chatcmpl-{self.stream_id}"
         self._created = new_created()
         self._model = model
@@ -58,7 +74,7 @@ class ChatGrammar:
         self._head = json_value(head)[:-1]
         self._tail = b',"usage":null}' if include_usage else b"}"
         self.frames = [
-            (
+            Frame(
                 self._head + b',"choices":[{"index":%d,"delta":{"content":"' % index,
                 b'"},"logprobs":null,"finish_reason":null}]' + self._tail,
             )
@@ -70,14 +86,30 @@ class ChatGrammar:
         return self._head + b',"choices":[' + choice + b"]" + self._tail
 
     def opening(self) -> list[Event]:
-        """The role, once for each choice."""
-        delta = b'{"role":"assistant","content":""}'
+        """The role, once for each choice. Where there may be calls and no text, there is no content yet."""
+        delta = b'{"role":"assistant","content":%b}' % (b"null" if self._may_call else b'""')
         return [Event(i, b"", self._chunk(i, delta, b"null", b"null")) for i in range(self._choices)]
 
     def with_logprobs(self, choice: Choice, text: bytes, logprob: Logprob) -> bytes:
         """A chunk of text with the log probability of the token that completed it."""
         shown = json_value({"content": [self._shown_logprob(choice.generated[-1], logprob)], "refusal": None})
         return self._chunk(choice.index, b'{"content":"%b"}' % text, shown, b"null")
+
+    def pieces(self, choice: Choice, piece: Piece) -> list[Event]:
+        """Text as ever; a call's id and name once, with its index, and then parts of its arguments."""
+        if isinstance(piece, TextPiece):
+            return [text_event(choice.index, piece.text)]
+        if isinstance(piece, ToolCallEnd):
+            return []
+        if isinstance(piece, ToolCallBegin):
+            call = b'{"index":%d,"id":"%b","type":"function","function":{"name":"%b","arguments":""}}' % (
+                piece.index,
+                json_text(piece.id),
+                json_text(piece.name),
+            )
+        else:
+            call = b'{"index":%d,"function":{"arguments":"%b"}}' % (piece.index, json_text(piece.text))
+        return [Event(choice.index, b"", self._chunk(choice.index, b'{"tool_calls":[%b]}' % call, b"null", b"null"))]
 
     def prompt_told(self, choice: Choice) -> list[Event]:
         """Only the whole answer shows them."""
@@ -112,9 +144,17 @@ class ChatGrammar:
         if choice.logprobs and choice.sampling.logprobs >= 0:
             shown = [self._shown_logprob(token, logprob) for token, logprob in choice.logprobs]
             logprobs = {"content": shown, "refusal": None}
+        content = "".join(choice.shown or ())
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if choice.calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in choice.calls
+            ]
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": "".join(choice.shown or ()), "refusal": None},
+            "message": message,
             "logprobs": logprobs,
             "finish_reason": choice.reason,
         }
@@ -169,12 +209,16 @@ async def answer_chat(generation: Generation, call: Call, request: ChatRequest, 
 async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> tuple[ChatGrammar, list[Any]]:
     """The grammar and the sequences of a chat request. Raises ApiError."""
     generation.check_model(request.model)
-    if request.response_format is not None and request.response_format.type != "text":
-        raise invalid("response_format.type", "only the response format 'text' is supported", "unsupported_parameter")
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     refuse_streamed_prompt_logprobs(request, request.prompt_logprobs, api)
-    prompt = await encode_messages(generation, request.messages)
+    use = tool_use(request)
+    if use is not None and api == "websocket":
+        raise invalid("tools", "a WebSocket shows text only; take SSE or NDJSON to see calls", "unsupported_parameter")
+    calls = call_format(generation.model, use)
+    rules = await answer_grammar(generation, use, json_form(request))
+    turns = turns_of(request.messages)
+    prompt = await generation.encode_turns(turns, "messages", tools=use.shown if use else None)
     options = request.stream_options
     grammar = ChatGrammar(
         api,
@@ -183,46 +227,19 @@ async def plan_chat(generation: Generation, request: ChatRequest, api: str) -> t
         choices=request.n or 1,
         include_usage=bool(options and options.include_usage),
         prompt_logprobs=request.prompt_logprobs,
+        may_call=calls is not None,
     )
     max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else -1
     told = -1 if request.prompt_logprobs is None else request.prompt_logprobs
-    parts = generation.parts(request, [prompt], max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=told)
+    parts = generation.parts(
+        request,
+        [prompt],
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=told,
+        param="messages",
+        calls=calls,
+        grammar=rules,
+    )
     return grammar, parts
-
-
-async def encode_messages(generation: Generation, messages: list[Message], param: str = "messages") -> list[int]:
-    """The prompt's ids, by the model's chat template. `param`: what the messages came from. Raises ApiError."""
-    turns = [{"role": _role(m.role), "content": _text(m, f"messages.{i}")} for i, m in enumerate(messages)]
-    tokenizer, template = generation.model.tokenizer, generation.model.template
-    size = sum(len(turn["content"]) for turn in turns)
-    try:
-        return await generation.encode_sized(size, lambda: encode_chat(tokenizer, template, turns), param)
-    except ChatError as error:
-        raise invalid(param, str(error)) from None
-
-
-def _role(role: str) -> str:
-    return "system" if role == "developer" else role  # the newer name of the same thing
-
-
-def _text(message: Message, path: str) -> str:
-    """A message's text: its parts are joined by line ends."""
-    content = message.content
-    if message.tool_calls:
-        raise invalid(f"{path}.tool_calls", "tool calls are not supported", "unsupported_parameter")
-    if isinstance(content, str):
-        return content
-    if content is None:
-        if message.role == "assistant":
-            return ""
-        raise invalid(f"{path}.content", "a message needs content")
-    return "\n".join(_part_text(part, f"{path}.content.{i}") for i, part in enumerate(content))
-
-
-def _part_text(part: ContentPart, path: str) -> str:
-    if part.type not in ("text", "input_text"):
-        raise invalid(f"{path}.type", f"{part.type!r} parts are not supported; only text is", "unsupported_parameter")
-    if part.text is None:
-        raise invalid(f"{path}.text", "a text part needs its text")
-    return part.text

@@ -19,20 +19,21 @@ from server.api.generation import (
     refuse_streamed_prompt_logprobs,
     shown_prompt_logprobs,
 )
-from server.api.openai_chat import closing_events, usage_of
+from server.api.openai_chat import OpenAIGrammar, closing_events, usage_of
 from server.api.types import PROMPTS_MAX, CompletionRequest, parse
 from server.framing import unescaped
 from server.http import Call, Response, Streaming
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Stream, escaped
+from server.stream import Choice, Frame, Stream, escaped
 from server.table import Part, new_stream_id
+from server.tools.pieces import Piece
 
 # Ids of an echoed prompt that one event shows with their log probabilities: some tens of kilobytes of JSON.
 ECHO_TOKENS_MAX = 64
 
 
-class CompletionGrammar:
+class CompletionGrammar(OpenAIGrammar):
     """text_completion objects. `echoes` holds for each choice the prompt's text that comes before its own. With
     `echo_logprobs` it comes with its log probabilities, once they are told, and so behind event 0."""
 
@@ -59,7 +60,7 @@ class CompletionGrammar:
         self._head = json_value(head)[:-1]
         self._tail = b',"usage":null}' if include_usage else b"}"
         self.frames = [
-            (
+            Frame(
                 self._head + b',"choices":[{"index":%d,"text":"' % index,
                 b'","logprobs":null,"finish_reason":null}]' + self._tail,
             )
@@ -85,6 +86,10 @@ class CompletionGrammar:
             shown = json_value(self._shown(told[part], offsets[part]))
             events.append(Event(choice.index, text, self._chunk(choice, text, shown)))
         return events
+
+    def pieces(self, choice: Choice, piece: Piece) -> list[Event]:
+        """A text completion calls no tools."""
+        raise NotImplementedError
 
     def _prompt_of(self, choice: Choice) -> tuple[list[tuple[int, Logprob | None]], list[str]]:
         """The prompt's ids with what was told of them, nothing of the first; and the text that each completes."""
@@ -211,7 +216,8 @@ async def _encode_prompts(generation: Generation, prompt: str | list[Any]) -> li
         if isinstance(item, str):
             prompts.append(await _encode_text(generation, item, path))
         elif isinstance(item, list) and _are_ids(item):
-            prompts.append(_checked_ids(item, generation.model.hello.vocab_size, path))
+            generation.check_ids(item, path)
+            prompts.append(item)
         else:
             raise invalid(path, f"{path} must be a string, or a list of token ids")
     return prompts
@@ -229,10 +235,3 @@ async def _encode_text(generation: Generation, text: str, path: str) -> list[int
 
 def _are_ids(value: list[Any]) -> bool:
     return bool(value) and all(type(item) is int for item in value)
-
-
-def _checked_ids(ids: list[int], size: int, path: str) -> list[int]:
-    for index, id_ in enumerate(ids):
-        if not 0 <= id_ < size:
-            raise invalid(f"{path}.{index}", f"{id_} is not in the vocabulary of {size} tokens")
-    return ids

@@ -6,13 +6,16 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from server.api.errors import ApiError
 from server.api.generation import Model
+from server.gateway.access_tokens import AccessTokens
 from server.http import Response, json_response
 from server.metrics import Metrics
 
+_UNCACHED = ((b"Cache-Control", b"no-store"),)
 
-def models(model: Model) -> Response:
+
+def models(allowed: list[Model]) -> Response:
     """GET /v1/models."""
-    return json_response({"object": "list", "data": [_card(model)]})
+    return json_response({"object": "list", "data": [_card(model) for model in allowed]})
 
 
 def model_named(model: Model, name: str) -> Response:
@@ -20,6 +23,12 @@ def model_named(model: Model, name: str) -> Response:
     if name != model.name:
         raise ApiError(404, f"the model {name!r} is not served here", param="model", code="model_not_found")
     return json_response(_card(model))
+
+
+def access_token(tokens: AccessTokens, key: str) -> Response:
+    """POST /v1/access-tokens: what a page puts behind `?token=`."""
+    token, end = tokens.issue(key)
+    return json_response({"object": "access_token", "token": token, "expires_at": end}, headers=_UNCACHED)
 
 
 def health() -> Response:

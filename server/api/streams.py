@@ -25,22 +25,22 @@ _event_id = re.compile(r"(?P<stream>[A-Za-z0-9_-]{16,64}):(?P<position>[0-9]{1,1
 async def read_stream(generation: Generation, metrics: Metrics, call: Call, stream_id: str) -> Response | Streaming:
     """GET /v1/streams/{id}: from the position in Last-Event-ID or `after` on. Raises ApiError."""
     fields = query_fields(call.query)
-    unknown = fields.keys() - {"after", "after_bytes", "wait", "token"}
+    unknown = fields.keys() - {"after", "after_bytes", "wait"}
     if unknown:
         name = min(unknown)
         raise invalid(name, f"{name} is not a parameter; after, after_bytes and wait are", "unknown_parameter")
     stream = find(generation, metrics, call, stream_id)
     accept = call.header(b"accept")
     kind = framing_named(accept)
-    after = _position(call, fields, stream_id)
+    after = position(call, fields, stream_id)
     if kind is None and "application/json" in accept:
-        wait_s = _number(fields, "wait", 0.0, POLL_WAIT_S_MAX)
+        wait_s = number(fields, "wait", 0.0, POLL_WAIT_S_MAX)
         return await _poll(generation, metrics, call, stream, after, wait_s)
     kind = kind or _own_framing(stream)
     if "after_bytes" in fields:
         if kind != PLAIN:
             raise invalid("after_bytes", "after_bytes is for text/plain; the other framings take after")
-        skip = int(_number(fields, "after_bytes", 0, 2**53))
+        skip = int(number(fields, "after_bytes", 0, 2**53))
         return _resume_plain(generation, metrics, stream, skip)
     return resume(generation, metrics, stream, kind, after, past_end=204)
 
@@ -109,7 +109,7 @@ def retake_slot(generation: Generation, stream: Stream) -> None:
     try:
         generation.table.retake_slot(stream)
     except Busy as busy:
-        raise errors.busy(busy.status, str(busy), busy.retry_after_s) from None
+        raise errors.from_busy(busy) from None
 
 
 def cancel_stream(generation: Generation, metrics: Metrics, call: Call, stream_id: str) -> Response:
@@ -145,23 +145,24 @@ def _resume_plain(generation: Generation, metrics: Metrics, stream: Stream, skip
     return streaming(stream, PLAIN, framing=Plain(stream, skip))
 
 
-def _position(call: Call, fields: dict[str, str], stream_id: str) -> int:
-    """The last position that the client has; -1 for none."""
+def position(call: Call, fields: dict[str, str], stream_id: str, name: str = "after") -> int:
+    """The last position that the client has, by its Last-Event-ID or the parameter `name`; -1 for none."""
     header = call.header(b"last-event-id")
     if header:
         found = _event_id.fullmatch(header)
         if found is None or found["stream"] != stream_id:
             raise invalid("Last-Event-ID", "Last-Event-ID does not name a position of this stream")
         return int(found["position"])
-    return int(_number(fields, "after", -1, 10**15)) if "after" in fields else -1
+    return int(number(fields, name, -1, 10**15)) if name in fields else -1
 
 
-def _number(fields: dict[str, str], name: str, low: float, high: float) -> float:
+def number(fields: dict[str, str], name: str, low: float, high: float) -> float:
+    """A parameter's value, `low` where it isn't given. Raises ApiError 400."""
     text = fields.get(name)
     if text is None:
         return low
-    number = re.fullmatch(r"-?[0-9]{1,16}(\.[0-9]{1,6})?" if name == "wait" else r"-?[0-9]{1,16}", text)
-    value = float(text) if number else float("nan")
+    found = re.fullmatch(r"-?[0-9]{1,16}(\.[0-9]{1,6})?" if name == "wait" else r"-?[0-9]{1,16}", text)
+    value = float(text) if found else float("nan")
     if not low <= value <= high:
         raise invalid(name, f"{name} must be a number from {low:g} to {high:g}")
     return value

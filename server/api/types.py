@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,25 +27,66 @@ BIAS_MAX = 100  # OpenAI's own range, on either side of 0
 BIASED_IDS_MAX = 1024  # each costs time in every step
 
 
-class ContentPart(msgspec.Struct):
-    """One part of a message's content; only text is understood."""
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """One part of a message's content; only text is understood, and what an assistant said in place of it. The other
+    fields are those of parts that are refused by their type."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    prompt_cache_breakpoint: Any = None  # a prompt's whole is always cached, and so says nothing new
+    cache_control: Any = None  # likewise
+    image_url: Any = None
+    input_audio: Any = None
+    audio_url: Any = None
+    video_url: Any = None
+    file: Any = None
+
+
+class CalledFunction(msgspec.Struct):
+    """What an earlier answer called. `arguments` is JSON, as it came."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct):
+    """A call in an assistant's message."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
     """One turn of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None  # clients send earlier answers back as they came
     annotations: list[Any] | None = None
     audio: None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: None = None
     reasoning_content: str | None = None
+
+
+class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the model may call; `parameters` is a JSON Schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, forbid_unknown_fields=True):
+    """One tool."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,10 +96,20 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # ours never pads
 
 
-class ResponseFormat(msgspec.Struct):
-    """Only plain text is made."""
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A schema that the answer must follow, `strict` or not: there is no looser way."""
 
-    type: str
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """What form the answer has."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -90,6 +141,11 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
 
+    @classmethod
+    def off(cls) -> dict[str, tuple[Any, ...]]:
+        """Fields that are refused unless they hold one of these values, which say nothing."""
+        return _OFF
+
 
 class ChatRequest(GenerationFields, kw_only=True):
     """POST /v1/chat/completions."""
@@ -99,10 +155,10 @@ class ChatRequest(GenerationFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
-    # Refused unless they say nothing.
-    tools: list[Any] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    # Refused unless they say nothing.
     functions: list[Any] | None = None
     function_call: Any = None
     response_format: ResponseFormat | None = None
@@ -112,6 +168,9 @@ class ChatRequest(GenerationFields, kw_only=True):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -126,10 +185,35 @@ class CompletionRequest(GenerationFields, kw_only=True):
     best_of: int | None = None
 
 
+class Range(NamedTuple):
+    """Numbers from `low`, or above it, to `high`, if there is one."""
+
+    low: float
+    high: float | None = None
+    open_below: bool = False
+
+
+# Of each number that a request may hold, whatever the API.
+RANGES = {
+    "max_tokens": Range(1),
+    "max_completion_tokens": Range(1),
+    "max_output_tokens": Range(1),
+    "max_tool_calls": Range(1),
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, open_below=True),
+    "top_k": Range(-1),  # 0 and -1: off
+    "min_p": Range(0, 1),
+    "frequency_penalty": Range(-PENALTY_MAX, PENALTY_MAX),
+    "presence_penalty": Range(-PENALTY_MAX, PENALTY_MAX),
+    "repetition_penalty": Range(0, REPETITION_PENALTY_MAX, open_below=True),
+    "n": Range(1, CHOICES_MAX),
+    "min_tokens": Range(0),
+    "logprobs": Range(0, TOP_LOGPROBS_MAX),  # in chat it is no number
+    "top_logprobs": Range(0, TOP_LOGPROBS_MAX),
+    "prompt_logprobs": Range(0, TOP_LOGPROBS_MAX),
+}
+
 _OFF: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -141,9 +225,13 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
+    "moderation": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
 }
 
 T = TypeVar("T", bound=GenerationFields)
+S = TypeVar("S", bound=msgspec.Struct)
 
 _at = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
 _unknown = re.compile(r"unknown field `(?P<name>[^`]*)`")
@@ -152,6 +240,11 @@ _missing = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
 def parse(body: bytes, kind: type[T]) -> T:
+    """The body as `kind`, with every value in its range. Raises ApiError 400."""
+    return checked(decode(body, kind))
+
+
+def decode(body: bytes, kind: type[S]) -> S:
     """The body as `kind`. Raises ApiError 400 that names the field and says what is right."""
     try:
         request = msgspec.json.decode(body, type=kind)
@@ -161,7 +254,7 @@ def parse(body: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         sentence = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise invalid(None, f"the body is not valid JSON: {sentence}", "invalid_json") from None
-    return checked(request)
+    return request
 
 
 def refuse_repeated_names(document: bytes | str) -> None:
@@ -187,6 +280,14 @@ def convert(value: object, kind: type[T], *, strict: bool = True) -> T:
     return checked(request)
 
 
+def convert_at(value: object, kind: type[S], path: str) -> S:
+    """A part of a request, which stands at `path`, as `kind`. Raises ApiError 400 that names the field."""
+    try:
+        return msgspec.convert(value, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), path) from None
+
+
 # msgspec's names of types, as people say them.
 _KINDS = {
     "int": "a whole number",
@@ -198,10 +299,13 @@ _KINDS = {
     "null": "null",
 }
 _mismatch = re.compile(r"^Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`$")
+_no_value = re.compile(r"^Invalid (enum )?value (?P<value>.*)$", re.DOTALL)
 
 
 def _in_words(sentence: str) -> str:
     """msgspec's sentence about a type, for people who know JSON and no Python."""
+    if found := _no_value.fullmatch(sentence):
+        return f"{found['value']} is not one of the values that are allowed here"
     found = _mismatch.fullmatch(sentence)
     if found is None:
         return sentence
@@ -209,48 +313,35 @@ def _in_words(sentence: str) -> str:
     return f"must be {' or '.join(wanted)}, not {_KINDS.get(found['got'], found['got'])}"
 
 
-def _explain(sentence: str) -> ApiError:
-    path = ""
+def _explain(sentence: str, under: str = "") -> ApiError:
+    path = under
     if found := _at.search(sentence):
-        path = found["path"].replace("[...]", "").replace("[", ".").replace("]", "")
-        sentence = _in_words(sentence[: found.start()])
-    for pattern in (_unknown, _missing):
+        path = ".".join(filter(None, [under, found["path"].replace("[...]", "").replace("[", ".").replace("]", "")]))
+        sentence = sentence[: found.start()]
+    code, sentence = "invalid_type", _in_words(sentence)
+    for pattern, kind, words in (
+        (_unknown, "unknown_parameter", "no field of this name is known here"),
+        (_missing, "missing_parameter", "this field must be given"),
+    ):
         if found := pattern.search(sentence):
             path = f"{path}.{found['name']}" if path else found["name"]
-    code = "invalid_type"
-    if "unknown field" in sentence:
-        code = "unknown_parameter"
-    elif "missing required field" in sentence:
-        code = "missing_parameter"
+            code, sentence = kind, words
     return invalid(path or None, f"{path or 'the body'}: {sentence}", code)
 
 
 def checked(request: T) -> T:
     """Refuse what no type can say. Raises ApiError."""
+    off = request.off()
     for name in request.__struct_fields__:
         value = getattr(request, name)
-        if name in _OFF and value is not None and value not in _OFF[name]:
+        if name in off and value is not None and value not in off[name]:
             raise invalid(name, f"{name} is not supported", "unsupported_parameter")
         if type(value) is int and not -(2**63) <= value < 2**64:  # JSON's have no end, the engine's wire has
             raise invalid(name, f"{name} does not fit in 64 bits", "out_of_range")
-    _in_range(request, "max_tokens", 1, None)
-    _in_range(request, "max_completion_tokens", 1, None)
-    _in_range(request, "temperature", 0, 2)
-    _in_range(request, "top_p", 0, 1, open_below=True)
-    _in_range(request, "min_p", 0, 1)
-    _in_range(request, "frequency_penalty", -PENALTY_MAX, PENALTY_MAX)
-    _in_range(request, "presence_penalty", -PENALTY_MAX, PENALTY_MAX)
-    _in_range(request, "repetition_penalty", 0, REPETITION_PENALTY_MAX, open_below=True)
-    _in_range(request, "n", 1, CHOICES_MAX)
-    _in_range(request, "min_tokens", 0, None)
-    _in_range(request, "top_logprobs", 0, TOP_LOGPROBS_MAX)
-    _in_range(request, "prompt_logprobs", 0, TOP_LOGPROBS_MAX)
+    for name in RANGES:
+        _check_range(request, name)
     if isinstance(request, ChatRequest) and len(request.messages) > MESSAGES_MAX:
         raise invalid("messages", f"messages holds {len(request.messages)}; at most {MESSAGES_MAX} are allowed")
-    if isinstance(request, CompletionRequest):
-        _in_range(request, "logprobs", 0, TOP_LOGPROBS_MAX)
-    if request.top_k is not None and request.top_k < -1:
-        raise invalid("top_k", "top_k must be at least 1, or 0 or -1 for off")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
     stops = stop_strings(request)
@@ -282,14 +373,14 @@ def stop_strings(request: GenerationFields) -> tuple[str, ...]:
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _in_range(
-    request: GenerationFields, name: str, low: float, high: float | None, *, open_below: bool = False
-) -> None:
+def _check_range(request: GenerationFields, name: str) -> None:
     value = getattr(request, name, None)
-    if value is None:
+    if value is None or isinstance(value, bool):
         return
+    span = RANGES[name]
+    low, high = span.low, span.high
     # Written so that NaN, which a query can hold, is refused too.
-    if not (value > low if open_below else value >= low) or (high is not None and not value <= high):
-        least = f"above {low:g}" if open_below else f"at least {low:g}"
+    if not (value > low if span.open_below else value >= low) or (high is not None and not value <= high):
+        least = f"above {low:g}" if span.open_below else f"at least {low:g}"
         most = "" if high is None else f" and at most {high:g}"
         raise invalid(name, f"{name} is {value:g}; it must be {least}{most}", "out_of_range")

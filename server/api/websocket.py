@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from engine.tokenizer import refuse_surrogates
 from protocols.escape import json_text
 from protocols.websocket import Binary, Text, WsEvent
 from server import outcome as outcomes
+from server.access_log import CLIENT_LEFT
 from server.api import errors, streams
 from server.api.errors import ApiError, invalid
 from server.api.generate import plan_generate, query_fields
@@ -33,7 +34,7 @@ from server.api.types import (
     refuse_repeated_names,
 )
 from server.framing import unescaped
-from server.http import Call, Session, WebSocketChannel
+from server.http import Call, WebSocketChannel
 from server.log import Event
 from server.metrics import Metrics
 from server.outcome import Outcome
@@ -48,6 +49,10 @@ ID_CHARS_MAX = 256
 # RFC 6455 7.4.1
 NORMAL, GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1001, 1008, 1011
 SERVICE_RESTART, TRY_AGAIN_LATER = 1012, 1013  # from IANA's registry
+
+
+# Told of a generation that was asked for and never began: its outcome, and the status that tells why.
+Unbegun = Callable[[str, int], None]
 
 
 class ClientMessage(msgspec.Struct):
@@ -69,11 +74,14 @@ class ResumeMessage(msgspec.Struct, forbid_unknown_fields=True):
 class ApiSession:
     """One open socket."""
 
-    def __init__(self, generation: Generation, metrics: Metrics, call: Call, socket: WebSocketChannel) -> None:
+    def __init__(
+        self, generation: Generation, metrics: Metrics, call: Call, socket: WebSocketChannel, unbegun: Unbegun
+    ) -> None:
         self._generation = generation
         self._metrics = metrics
         self._call = call
         self._socket = socket
+        self._unbegun = unbegun
         self._shown: dict[str, Shown] = {}  # by the client's id
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._bare = False
@@ -115,6 +123,8 @@ class ApiSession:
         self._draining = False  # there is nothing left to close
         for task in self._starting.values():
             task.cancel()
+            self._unbegun(outcomes.CANCELLED, CLIENT_LEFT)
+        self._starting.clear()
         for shown in list(self._shown.values()):
             shown.reader.leave()
         self._shown.clear()
@@ -139,9 +149,13 @@ class ApiSession:
             self._error(id_, error)
 
     def _generate(self, id_: str, fields: dict[str, Any]) -> None:
-        self._check_room(id_)
-        if self._draining:
-            raise errors.busy(503, "the server is going to stop", 1)
+        try:
+            self._check_room(id_)
+            if self._draining:
+                raise errors.busy(503, "the server is going to stop", 1)
+        except ApiError as error:
+            self._unbegun(outcomes.REFUSED, error.status)
+            raise
         del fields["type"], fields["id"]
         self._begin(id_, self._start(id_, fields))
 
@@ -163,6 +177,7 @@ class ApiSession:
         self._close_if_drained(SERVICE_RESTART)
 
     async def _start(self, id_: str, fields: dict[str, Any]) -> None:
+        stream: Stream | None = None
         try:
             request: GenerationFields
             grammar: Grammar
@@ -172,33 +187,38 @@ class ApiSession:
             else:
                 request = convert(fields, ChatRequest)
                 grammar, parts = await plan_chat(self._generation, request, "websocket")
-            self._show(id_, self._submit(request, grammar, parts))
+            stream = self._submit(request, grammar, parts)
+            self._show(id_, stream)
         except ApiError as error:
-            self._metrics.refused("websocket")
+            self._unbegun(outcomes.REFUSED, error.status)
             self._error(id_, error)
         except Exception:
-            self._log_fault()
+            self._log_fault(stream)
             self._error(id_, ApiError(500, "the server failed; its log has this request's id"))
         finally:
             self._has_begun(id_)
 
     async def _start_bare(self, prompt: str) -> None:
+        stream: Stream | None = None
         try:
             fields = {**query_fields(self._call.query), "prompt": prompt}
             request, grammar, parts = await plan_generate(self._generation, fields, "websocket")
             check_one_choice(parts, "a bare prompt is answered by one choice only; take a generate message for more")
-            self._show_bare(self._submit(request, grammar, parts))
+            stream = self._submit(request, grammar, parts)
+            self._show_bare(stream)
         except ApiError as error:
-            self._metrics.refused("websocket")
+            self._unbegun(outcomes.REFUSED, error.status)
             code = TRY_AGAIN_LATER if error.status in (429, 503) else POLICY_VIOLATION
             self._socket.close(code, error.message)
         except Exception:
-            self._log_fault()
+            self._log_fault(stream)
             self._socket.close(INTERNAL_ERROR, "the server failed")
         finally:
             self._has_begun("")
 
-    def _log_fault(self) -> None:
+    def _log_fault(self, stream: Stream | None) -> None:
+        if stream is None:
+            self._unbegun(outcomes.REFUSED, 500)
         self._generation.table.log_fault(self._call.request_id, traceback.format_exc())
 
     def _submit(self, request: GenerationFields, grammar: Grammar, parts: list[Part]) -> Stream:
@@ -207,6 +227,7 @@ class ApiSession:
     def _cancel(self, id_: str) -> None:
         if task := self._starting.pop(id_, None):
             task.cancel()
+            self._unbegun(outcomes.CANCELLED, 409)
             self._error(id_, ApiError(409, "cancelled before it began", code=outcomes.CANCELLED))
             self._close_if_drained(SERVICE_RESTART)
         elif shown := self._shown.get(id_):
@@ -267,8 +288,10 @@ class ApiSession:
             self._socket.close(code, "the server is going to stop")
 
     def _error(self, id_: str, error: ApiError) -> None:
+        """A refusal that waiting helps against says how long, as Retry-After does."""
         body = errors.render(error).body
-        self._send(b'{"type":"error","id":"%b",' % json_text(id_) + body[1:])
+        wait = b"".join(b'"retry_after":%b,' % value for name, value in error.headers if name == b"Retry-After")
+        self._send(b'{"type":"error","id":"%b",%b' % (json_text(id_), wait) + body[1:])
 
     def _send(self, payload: bytes) -> None:
         self._socket.write(self._socket.frame(payload))
@@ -340,11 +363,6 @@ class BareMessages:
     def render(self, events: list[Event], first: int) -> bytes:
         """One message for each event with text."""
         return b"".join([self.socket.frame(unescaped(event.text)) for event in events if event.text])
-
-
-def open_session(generation: Generation, metrics: Metrics, call: Call, socket: WebSocketChannel) -> Session:
-    """The session of an accepted socket."""
-    return ApiSession(generation, metrics, call, socket)
 
 
 def _decode(text: str) -> dict[str, Any]:

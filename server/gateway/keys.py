@@ -1,102 +1,70 @@
-"""API keys: who may ask, and how many streams each may have at once.
+"""API keys: who asks, by a secret of which only the hash is known here.
 
-The file is TOML. Keys are kept as SHA-256 hashes, so that reading the file gives nobody a key:
-
-    [keys.alice]
-    sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0bb822cd15d6c15b0f00a08"
-    max_streams = 4
+A key is found by a hash of its hash under a secret of this process, and compared in constant time: so neither the time
+of a look-up nor the number of keys tells anything about them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import re
-import tomllib
+import secrets
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import blake2b, sha256
 
 ANONYMOUS = ""  # everybody, on a server without keys
 
-_hash = re.compile(r"[0-9a-f]{64}")
-
-
-class KeysError(Exception):
-    """The file is not of the form that this module's docstring shows."""
+PEPPER_BYTES = 32
+MARK_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One client. `streams_max` None: no limit of its own."""
+    """One client. None: no limit of its own, so the command line's default holds; a rate of 0 is none at all."""
 
     name: str
-    digest: bytes
-    streams_max: int | None
+    digest: bytes  # SHA-256 of the secret
+    streams_max: int | None = None  # at once
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    models: frozenset[str] | None = None  # that it may use; None: all
 
 
 class Keys:
-    """Looks keys up and counts their streams. Without keys everybody is the same anonymous client."""
+    """Knows all clients. Without keys everybody is the same anonymous one."""
 
     def __init__(self, keys: list[Key] | None) -> None:
         self.required = keys is not None
-        self._keys = {key.name: key for key in keys or []}
-        self._streams: dict[str, int] = {}
+        self._pepper = secrets.token_bytes(PEPPER_BYTES)
+        self._by_name: dict[str, Key] = {}
+        self._by_mark: dict[bytes, Key] = {}
+        self.replace(keys or [])
+
+    def replace(self, keys: list[Key]) -> None:
+        """From now on these are the clients."""
+        self._by_name = {key.name: key for key in keys}
+        self._by_mark = {self._mark(key.digest): key for key in keys}
 
     def name_of(self, secret: str) -> str | None:
-        """The client whose key this is. Every key is compared, in constant time."""
-        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
-        found = None
-        for key in self._keys.values():
-            if hmac.compare_digest(key.digest, digest):
-                found = key.name
-        return found
+        """The client whose key this is."""
+        digest = sha256(secret.encode("utf-8", "surrogateescape")).digest()
+        key = self._by_mark.get(self._mark(digest))
+        return key.name if key is not None and hmac.compare_digest(key.digest, digest) else None
 
-    def take(self, key: str) -> bool:
-        """One more stream of this client, if it may."""
-        used = self._streams.get(key, 0)
-        known = self._keys.get(key)
-        if known is not None and known.streams_max is not None and used >= known.streams_max:
-            return False
-        self._streams[key] = used + 1
-        return True
+    def get(self, name: str) -> Key | None:
+        """The client of this name, if there is one."""
+        return self._by_name.get(name)
 
-    def has_room(self, key: str) -> bool:
-        """Whether `take` would succeed."""
-        known = self._keys.get(key)
-        return known is None or known.streams_max is None or self._streams.get(key, 0) < known.streams_max
+    def is_known(self, name: str) -> bool:
+        """Whether a client that was let in once is still to be."""
+        return not self.required or name in self._by_name
 
-    def give(self, key: str) -> None:
-        """One stream less."""
-        self._streams[key] -= 1
-        if not self._streams[key]:
-            del self._streams[key]
+    def may_use(self, name: str, model: str) -> bool:
+        """Whether this client may have answers of a model."""
+        key = self._by_name.get(name)
+        return key is None or key.models is None or model in key.models
 
+    def __len__(self) -> int:
+        return len(self._by_name)
 
-def read_keys(path: str) -> Keys:
-    """Raises KeysError that says what is wrong and where."""
-    try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise KeysError(f"--api-keys: {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise KeysError(f"{path} is not TOML: {error}") from None
-    entries = document.get("keys")
-    if not isinstance(entries, dict) or not entries:
-        raise KeysError(f'{path} names no key; each is a table [keys.NAME] with sha256 = "…"')
-    return Keys([_read_key(path, name, entry) for name, entry in entries.items()])
-
-
-def _read_key(path: str, name: str, entry: object) -> Key:
-    where = f"{path}: [keys.{name}]"
-    if not isinstance(entry, dict):
-        raise KeysError(f"{where} is not a table")
-    unknown = entry.keys() - {"sha256", "max_streams"}
-    if unknown:
-        raise KeysError(f"{where} has an unknown field {min(unknown)!r}")
-    digest = entry.get("sha256")
-    if not isinstance(digest, str) or not _hash.fullmatch(digest):
-        raise KeysError(f"{where}: sha256 must be 64 lower-case hexadecimal digits")
-    streams_max = entry.get("max_streams")
-    if streams_max is not None and (type(streams_max) is not int or streams_max < 1):
-        raise KeysError(f"{where}: max_streams must be a whole number of at least 1")
-    return Key(name, bytes.fromhex(digest), streams_max)
+    def _mark(self, digest: bytes) -> bytes:
+        return blake2b(digest, key=self._pepper, digest_size=MARK_BYTES).digest()

@@ -222,6 +222,8 @@ class TestC07RefusedUpgrades:
             answer.error(status)
             if status == 426:
                 assert answer.header("upgrade") == "websocket"
+                (options,) = [value.lower() for name, value in answer.headers if name == b"connection"]
+                assert options.split(b", ")[0] == b"upgrade"  # RFC 9110 7.8
         assert server.metrics()[REFUSED] == before + 1
 
     @pytest.mark.parametrize(

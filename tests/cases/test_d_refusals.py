@@ -5,6 +5,7 @@ A refusal is a whole answer in OpenAI's shape that names the field, before any b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
@@ -258,17 +259,19 @@ WRONG: dict[str, list[Any]] = {
     "repetition_penalty": ["x", 0, -1, 101],
     "logit_bias": [[], {"1": "x"}, {"1": 101}, {"1": -101}, {"1000000": 1}, {"-1": 1}, {"a": 1}, {"01": 1}],
 }
+# fmt: off
 WRONG_IN_CHAT: dict[str, list[Any]] = {
     "max_completion_tokens": [0, "1"],
     "logprobs": [1, "true"],
     "prompt_logprobs": [-1, 21, "1", 1.5],
     "top_logprobs": [-1, 21, "1", 2],  # the last one for want of logprobs
-    "tools": ["x", [{"type": "function", "function": {"name": "f"}}]],
-    "tool_choice": ["required", {"type": "function"}],
+    "tools": ["x", [1], [{"type": "function"}], [{"type": "custom", "custom": {"name": "f"}}], [{"type": "function",
+              "function": {"name": "no name"}}], [{"type": "function", "function": {"name": "f", "parameters": []}}]],
+    "tool_choice": ["required", "any", {"type": "function"}, {"type": "function", "function": {"name": "f"}}],
     "parallel_tool_calls": [1],
     "functions": ["x", [{"name": "f"}]],
     "function_call": [{"name": "f"}],
-    "response_format": ["text", {}, {"type": "json_object"}],
+    "response_format": ["text", {}, {"type": "yaml"}, {"type": "json_schema"}],
     "modalities": ["text", ["audio"]],
     "audio": [{"voice": "x"}],
     "prediction": [{"type": "content"}],
@@ -276,6 +279,7 @@ WRONG_IN_CHAT: dict[str, list[Any]] = {
     "reasoning_effort": ["low"],
     "verbosity": ["low"],
 }
+# fmt: on
 WRONG_IN_COMPLETIONS: dict[str, list[Any]] = {
     "echo": [1, "true"],
     "logprobs": [-1, 21, True],
@@ -366,6 +370,18 @@ class TestD18Errors:
         body = b'{"prompt":"x","max_tokens":1}'
         assert server.ask("POST", COMPLETIONS, body, [("Content-Type", kind)]).status == 200
         assert server.ask("POST", COMPLETIONS, body).status == 200
+
+    @pytest.mark.parametrize("charset", ["latin-1", "ISO-8859-1", "utf-16", "x"])
+    def test_a_charset_has_no_effect(self, server: Server, charset: str) -> None:
+        """RFC 8259 8.1 and 11: JSON is UTF-8, and what a charset says of it is void. What isn't UTF-8 is never read as
+        something else."""
+        kind = [("Content-Type", f"application/json; charset={charset}")]
+        body = chat("café", model="none")
+        unknown = server.ask("POST", CHAT, json.dumps(body, ensure_ascii=False).encode(), kind).error(404)
+        assert unknown["code"] == "model_not_found"
+        for encoding in ("latin-1", "utf-16"):
+            text = json.dumps(body, ensure_ascii=False).encode(encoding)
+            assert server.ask("POST", CHAT, text, kind).error(400)["code"] == "invalid_json"
 
     def test_overload(self) -> None:
         with (

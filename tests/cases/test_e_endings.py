@@ -101,16 +101,28 @@ class TestE12Signals:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_second_signal_ends_all_now(self, number: signal.Signals) -> None:
-        with Server("--synthetic-step-ms", "10", "--drain-timeout", "60") as server, server.connect() as client:
+        """Streams have their outcome all the same: in their grammar, as far as it gets, and in the log."""
+        flags = ("--synthetic-step-ms", "10", "--drain-timeout", "60", "--max-running", "2", "--log-format", "json")
+        with Server(*flags) as server, crowd(server, 3) as (client, plain, queued):
             client.request("POST", CHAT, chat("a", stream=True, max_tokens=LONG))
-            client.begin("POST")
-            client.read_events(3)
+            plain.request("POST", CHAT, chat("b", stream=True, max_tokens=LONG), [PLAIN])
+            for each in (client, plain):
+                each.begin("POST")
+                each.read_until(lambda answer: len(answer.body) > 10)
+            queued.request("POST", CHAT, chat("c", max_tokens=LONG))
+            server.wait_metric('sluice_streams{state="queued"}', 1)
             engines = server.engine_pids
             server.terminate()
             until(lambda: server.ask("GET", "/ready").status == 503, "readiness fails")
             server.process.send_signal(number)
             assert server.wait() == 1
-            assert client.finish().end in ("cut", "reset")
+            answer = client.finish()
+            if answer.end == "whole":
+                *_, error, done = answer.events()
+                assert (json.loads(error.data)["error"]["code"], done.data) == ("error", "[DONE]")
+            assert plain.finish().end in ("cut", "reset")
+            lines = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+            assert [line["outcome"] for line in lines if line["event"] == "stream"] == ["error"] * 3
             until(lambda: not any(map(alive, engines)), "the engine is gone")
 
     def test_idle_it_stops_at_once(self) -> None:

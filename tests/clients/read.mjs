@@ -4,9 +4,13 @@
 //
 // For EventSource the end is the one that the server tells by 204: no more reconnection.
 
+import { createOpenAI } from "@ai-sdk/openai";
+import Anthropic from "@anthropic-ai/sdk";
+import { stepCountIs, streamText, tool } from "ai";
 import { EventSource } from "eventsource";
 import { createParser } from "eventsource-parser";
 import OpenAI from "openai";
+import { z } from "zod";
 
 const [client, url, body] = process.argv.slice(2);
 
@@ -46,6 +50,24 @@ const clients = {
     return out;
   },
 
+  anthropic: async () => {
+    const sdk = new Anthropic({ baseURL: url, apiKey: "none", maxRetries: 0 });
+    const request = JSON.parse(body);
+    const out = { text: "", kinds: [], error: null };
+    try {
+      const stream = sdk.messages.stream(request);
+      stream.on("text", (text) => (out.text += text));
+      stream.on("streamEvent", (event) => out.kinds.push(event.type));
+      out.streamed = await stream.finalMessage();
+    } catch (error) {
+      out.error = { message: String(error.message), kind: error.constructor.name };
+      return out;
+    }
+    out.whole = await sdk.messages.create(request);
+    out.count = (await sdk.messages.countTokens({ model: request.model, messages: request.messages })).input_tokens;
+    return out;
+  },
+
   openai: async () => {
     const sdk = new OpenAI({ baseURL: url, apiKey: "none", maxRetries: 0 });
     const request = JSON.parse(body);
@@ -63,6 +85,51 @@ const clients = {
     }
     const whole = await sdk.chat.completions.create({ ...request, stream_options: undefined, stream: false });
     out.whole = whole.choices[0].message.content;
+    return out;
+  },
+
+  responses: async () => {
+    const sdk = new OpenAI({ baseURL: url, apiKey: "none", maxRetries: 0 });
+    const request = JSON.parse(body);
+    const out = { text: "", events: [] };
+    const stream = await sdk.responses.create({ ...request, stream: true });
+    for await (const event of stream) {
+      if (event.type === "response.output_text.delta") out.text += event.delta;
+      out.events.push([event.type, event.sequence_number]);
+      if (event.response) out.last = event.response;
+    }
+    out.retrieved = await sdk.responses.retrieve(out.last.id);
+    out.rest = [];
+    for await (const event of await sdk.responses.retrieve(out.last.id, { stream: true, starting_after: 2 })) {
+      out.rest.push([event.type, event.sequence_number]);
+    }
+    return out;
+  },
+
+  // Vercel's AI SDK, by the API that the body names: it calls the tool, and goes on with what the tool says.
+  "ai-sdk": async () => {
+    const { api, model, prompt } = JSON.parse(body);
+    const provider = createOpenAI({ baseURL: url, apiKey: "none" });
+    const out = { called: [], errors: [] };
+    const weather = tool({
+      description: "The weather of a city",
+      inputSchema: z.object({ city: z.string() }),
+      execute: async (input) => {
+        out.called.push(input);
+        return "21 degrees";
+      },
+    });
+    const result = streamText({
+      model: provider[api](model),
+      prompt,
+      tools: { get_weather: weather },
+      stopWhen: stepCountIs(2),
+      maxRetries: 0,
+      onError: ({ error }) => out.errors.push(String(error.message ?? error)),
+    });
+    out.deltas = [];
+    for await (const part of result.fullStream) if (part.type === "text-delta") out.deltas.push(part.text);
+    out.steps = (await result.steps).map((step) => step.finishReason);
     return out;
   },
 };

@@ -34,10 +34,25 @@ HARD_TEXT = _RAW.decode()
 LONG_WORDS = [f" word{n:03}" for n in range(120)]
 LONG_TEXT = "".join(LONG_WORDS)
 FAULT = "the engine is out of paper"
+CALLING = "a call of a tool"
+_CALL = [
+    "Let me",
+    " see.",
+    "<tool_call>",
+    '{"name": "get_',
+    'weather", "arguments": {"city": "Par',
+    'is 😀"}}',
+    "</tool_call>",
+]
+
+ANSWERED = "21 degrees"  # by the tool
 
 SCRIPTS: list[dict[str, Any]] = [
+    {"match": f"<tool_response>\n{ANSWERED}", "tokens": ["It is", f" {ANSWERED}."]},
+    {"match": f'<tool_response>\n"{ANSWERED}', "tokens": ["It is", f" {ANSWERED}."]},
     {"match": HARD, "tokens": _HARD},
     {"match": LONG, "tokens": LONG_WORDS, "finish": "length"},
     {"match": FAULTY, "tokens": ["one", " two", " three", {"error": FAULT}]},
+    {"match": CALLING, "tokens": _CALL},
     {"match": FOREVER, "tokens": ["first", {"pause_ms": 100}, {"repeat": {"pause_ms": 100}, "times": 1000}]},
 ]

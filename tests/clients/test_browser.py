@@ -4,6 +4,7 @@ as far as a server has a part in them (issue 3, 5)."""
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.clients.scripts import FAULT, FAULTY, FOREVER, HARD, HARD_TEXT, LONG, LONG_TEXT
 from tests.support.cutter import Cutter
+from tests.support.probes import GENERATED, kill_engine, outcomes, started
 from tests.support.serving import Server, chat, joined, until
 
 TEXTS = {HARD: HARD_TEXT, LONG: LONG_TEXT}
@@ -29,6 +31,10 @@ EVENT_SOURCE = """(url) => new Promise((resolve) => {
         if (source.readyState === EventSource.CLOSED) resolve({...out, state: source.readyState});
     };
 })"""
+
+# The same, in pieces: the page goes on while the test looks at it and breaks things.
+BEGIN = f"(url) => {{ window.ended = ({EVENT_SOURCE.replace('const out =', 'const out = window.seen =')})(url); }}"
+SEEN, ENDED = "(count) => window.seen.data.length >= count", "() => window.ended"
 
 LEAVES = """(url) => new Promise((resolve) => {
     const source = new EventSource(url);
@@ -105,6 +111,33 @@ def test_event_source_behind_cuts(server: Server, page: Any, reset: bool) -> Non
     assert len(waits) >= 2
     assert min(waits) >= RETRY_S * 0.9
     assert min(waits) < DEFAULT_RETRY_S
+
+
+def test_event_source_behind_cuts_and_the_engines_death(browser: Any, origin: str) -> None:
+    """Issue 6: three cuts, and between the second and the third the engine is killed in mid-stream. The page, which has
+    no code for any of it, sees every token once. The pause ends only with the engine that is in it."""
+    before, after = [f" before{n:03}" for n in range(150)], [f" after{n:03}" for n in range(250)]
+    script = {"match": "", "tokens": [*before, {"pause_ms": 600_000}, *after], "finish": "length"}
+    flags = ("--cors-origin", origin, "--synthetic-step-ms", "2")
+    with Server(*flags, scripts=[script]) as server, Cutter(server.port, [5_000, 9_000, 60_000]) as cutter:
+        page = browser.new_page()
+        page.goto(origin)
+        page.evaluate(BEGIN, f"{cutter.url}/v1/generate?prompt=words")
+        page.wait_for_function(SEEN, arg=1 + len(before))
+        killed_at, killed = time.monotonic(), kill_engine(server)
+        got = page.evaluate(ENDED)
+        page.close()
+        metrics = server.metrics()
+        assert killed not in server.engine_pids
+    _check_whole(got, "".join(before + after))
+    assert (got["opens"], got["state"]) == (4, CLOSED)
+    one, two, three, whole, last = cutter.seen
+    assert one.cut_at and two.cut_at and three.cut_at
+    assert one.cut_at < two.cut_at < killed_at < three.cut_at
+    assert (whole.cut_at, last.header("last-event-id")) == (None, got["ids"][-1])
+    assert metrics["sluice_engine_restarts_total"] == 1
+    tokens = len(before) + len(after)
+    assert (started(metrics), outcomes(metrics)["length"], metrics[GENERATED]) == (1, 1, tokens)
 
 
 def test_an_error_in_the_stream_is_data_and_ends_it(server: Server, page: Any) -> None:

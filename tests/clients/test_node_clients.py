@@ -10,8 +10,9 @@ from urllib.parse import quote
 import pytest
 
 from tests.clients.conftest import FOLDER
-from tests.clients.scripts import FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
+from tests.clients.scripts import ANSWERED, CALLING, FAULT, FAULTY, HARD, HARD_TEXT, LONG, LONG_TEXT
 from tests.support.cutter import Cutter
+from tests.support.messages import message, text_of
 from tests.support.serving import DEADLINE_S, Server, chat, joined
 
 TEXTS = {HARD: HARD_TEXT, LONG: LONG_TEXT}
@@ -89,3 +90,54 @@ def test_openai_sees_an_error_in_the_stream(server: Server, node: str) -> None:
     got = _read(node, "openai", f"{server.url}/v1", chat(FAULTY, model="synthetic"))
     assert (got["text"], got["reasons"]) == ("one two three", [])
     assert FAULT in got["error"]
+
+
+@pytest.mark.parametrize("prompt", TEXTS)
+def test_openai_responses(server: Server, node: str, prompt: str) -> None:
+    got = _read(node, "responses", f"{server.url}/v1", {"model": "synthetic", "input": prompt})
+    last = got["last"]
+    assert got["text"] == last["output"][0]["content"][0]["text"] == TEXTS[prompt]
+    assert got["retrieved"] == {**last, "output_text": TEXTS[prompt]}
+    assert [number for _, number in got["events"]] == list(range(len(got["events"])))
+    assert got["rest"] == got["events"][3:]
+    assert got["events"][-1][0] == ("response.incomplete" if prompt == LONG else "response.completed")
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_ai_sdk_streams_and_calls_a_tool(server: Server, node: str, api: str) -> None:
+    """What it makes of the stream it sends back, call and result, and the answer to those comes as text."""
+    got = _read(node, "ai-sdk", f"{server.url}/v1", {"api": api, "model": "synthetic", "prompt": CALLING})
+    assert got["errors"] == []
+    assert got["called"] == [{"city": "Paris 😀"}]
+    assert "".join(got["deltas"]) == f"Let me see.It is {ANSWERED}."
+    assert got["steps"] == ["tool-calls", "stop"]
+
+
+@pytest.mark.parametrize("prompt", TEXTS)
+def test_anthropic(server: Server, node: str, prompt: str) -> None:
+    got = _read(node, "anthropic", server.url, message(prompt, max_tokens=500))
+    streamed, whole = got["streamed"], got["whole"]
+    assert got["text"] == text_of(streamed) == text_of(whole) == TEXTS[prompt]
+    assert "ping" not in got["kinds"]
+    assert got["kinds"][0] == "message_start" and got["kinds"][-1] == "message_stop"
+    assert streamed["stop_reason"] == whole["stop_reason"] == ("max_tokens" if prompt == LONG else "end_turn")
+    for usage in (streamed["usage"], whole["usage"]):
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == got["count"]
+    assert streamed["usage"]["output_tokens"] == whole["usage"]["output_tokens"] > 0
+
+
+def test_anthropic_calls_a_tool(server: Server, node: str) -> None:
+    tool = {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    got = _read(node, "anthropic", server.url, message(CALLING, tools=[tool]))
+    for found in (got["streamed"], got["whole"]):
+        text, call = found["content"]
+        assert (text["text"], call["name"], call["input"]) == ("Let me see.", "get_weather", {"city": "Paris 😀"})
+        assert found["stop_reason"] == "tool_use"
+
+
+def test_anthropic_sees_an_error_in_the_stream(server: Server, node: str) -> None:
+    got = _read(node, "anthropic", server.url, message(FAULTY))
+    assert got["text"] == "one two three"
+    assert FAULT in got["error"]["message"]
+    refused = _read(node, "anthropic", server.url, message(FAULTY, max_tokens=0))
+    assert refused["error"]["kind"] == "BadRequestError"

@@ -1,10 +1,13 @@
-"""A black-box conformance suite for servers that stream tokens: HTTP/1.1, SSE, WebSocket, the OpenAI API, streaming.
+"""A black-box conformance suite for servers that stream tokens: HTTP/1.1, HTTP/2, SSE, WebSocket, the APIs of
+OpenAI and Anthropic, streaming.
 
-    pytest tests/conformance --base-url http://HOST:PORT [--profile http1] [--api-key KEY] [--report report.json]
+    pytest tests/conformance --base-url http://HOST:PORT [--http2] [--profile sse] [--api-key KEY] [--report FILE]
 
-runs it against any server. Without --base-url it starts the server of this repository on its synthetic engine, where
-every case must pass and nothing may be missing; `http1` and `websocket` are then run against its echo too. The folder
-needs the standard library, pytest and h11 only (with `openai` installed, the SDK cases run too), and may be copied.
+runs it against any server; with --http2 every profile speaks HTTP/2 (by prior knowledge, or for https by ALPN).
+Without --base-url it starts the server of this repository on its synthetic engine, where every case must pass and
+nothing may be missing, over each HTTP version and with TLS; profiles about bytes are then run against its echo too. The
+folder needs the standard library, pytest and h11 only (for HTTP/2 h2, and with `openai` and `anthropic` the SDK cases
+run too), and may be copied.
 
 Each folder is a profile; each case carries its rule (see kit/conformance_kit/rules.py).
 """
@@ -27,7 +30,11 @@ from conformance_kit.target import Settings, Target  # noqa: E402
 
 score_key = pytest.StashKey[Score]()
 # With both of our own servers, what is said of bytes is said of the one that answers every path, too.
-ECHO_PROFILES = frozenset({"http1", "websocket"})
+ECHO_PROFILES = frozenset({"http1", "websocket", "http2"})
+# Our own servers over each version: HTTP/1.1, HTTP/2 in cleartext, and HTTP/2 by TLS.
+HTTP1, *HTTP2 = ("", "-h2c", "-h2")
+# What is long, and about the application rather than the version, is run on one of HTTP/2's ports only.
+ONCE = frozenset({("openai", "-h2c"), ("anthropic", "-h2c"), ("streaming", "-h2c")})
 # What a case asks for that one of the two can't give: an echo has no routes and no policy.
 ONLY = {"api": "service", "echo": "echo"}
 
@@ -35,6 +42,8 @@ ONLY = {"api": "service", "echo": "echo"}
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "conformance of a server that streams tokens")
     group.addoption("--base-url", help="the server: http://HOST:PORT (default: start ours)")
+    group.addoption("--http2", action="store_true", help="speak HTTP/2: by prior knowledge, or for https by ALPN")
+    group.addoption("--ca", metavar="FILE", help="PEM file of the certificates to trust (default: the system's)")
     group.addoption("--profile", action="append", choices=PROFILES, help="only this one; may repeat")
     group.addoption("--api-key", help="sent as a bearer token with every request")
     group.addoption("--model", help="default: the first that /v1/models lists")
@@ -52,6 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rule(text, source, level): what a case checks, and where that is written")
     config.addinivalue_line("markers", "synthetic: needs our synthetic engine, so it can't run against another server")
+    config.addinivalue_line("markers", "http1_only: about what HTTP/2 hasn't or does otherwise")
     config.stash[score_key] = Score()
 
 
@@ -76,6 +86,8 @@ def settings_of(config: pytest.Config) -> Settings | None:
         "ws_message",
         "ws_echo",
         "timeout_s",
+        "http2",
+        "ca",
     )
     given = {name: _option(config, "--" + name.replace("_", "-")) for name in names}
     return Settings(base_url=url, **{name: value for name, value in given.items() if value is not None})
@@ -89,18 +101,29 @@ def profile_of(item: pytest.Item) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = set(_option(config, "--profile") or PROFILES)
     foreign = settings_of(config) is not None
-    away = [
-        item
-        for item in items
-        if profile_of(item) not in (None, *chosen)
-        or (foreign and profile_of(item) is not None and item.get_closest_marker("synthetic"))
-    ]
+    away: set[pytest.Item] = set()
+    for item in items:
+        profile = profile_of(item)
+        if profile is None:
+            continue
+        if profile not in chosen or (foreign and item.get_closest_marker("synthetic")):
+            away.add(item)
+        elif item.get_closest_marker("http1_only") and _over_http2(item):
+            away.add(item)
+            if _option(config, "--http2"):
+                config.stash[score_key].http1_only[profile] += 1
     if away:
-        config.hook.pytest_deselected(items=away)
-        items[:] = [item for item in items if item not in set(away)]
+        config.hook.pytest_deselected(items=[item for item in items if item in away])
+        items[:] = [item for item in items if item not in away]
     for item in items:
         if profile_of(item) is not None and len(list(item.iter_markers("rule"))) != 1:
             raise pytest.UsageError(f"{item.nodeid} must carry exactly one rule")
+
+
+def _over_http2(item: pytest.Item) -> bool:
+    parameters = getattr(item, "callspec", None)
+    ours = parameters is not None and str(parameters.params.get("target", "")).endswith(tuple(HTTP2))
+    return ours or bool(_option(item.config, "--http2"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -108,10 +131,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     names = ["server"]
     if settings_of(metafunc.config) is None:
-        both = metafunc.definition.path.parent.name in ECHO_PROFILES
-        names = ["api", "echo"] if both else ["api"]
-        names = [name for name in ("api", "echo") if ONLY[name] in metafunc.fixturenames] or names
-    metafunc.parametrize("target", names, indirect=True, scope="session")
+        profile = metafunc.definition.path.parent.name
+        only = [name for name in ("api", "echo") if ONLY[name] in metafunc.fixturenames]
+        names = [
+            name + version
+            for version in _versions(metafunc, profile)
+            if (profile, version) not in ONCE
+            for name in only or _ours(profile, version)
+        ]
+    metafunc.parametrize("target", names, indirect=True)
+
+
+def _versions(metafunc: pytest.Metafunc, profile: str) -> list[str]:
+    """Over which a case is run against our own servers. Those that --http2 leaves out are counted, so they are made."""
+    if profile == "http2" or _option(metafunc.config, "--http2"):
+        return HTTP2
+    return [HTTP1] if metafunc.definition.get_closest_marker("http1_only") else [HTTP1, *HTTP2]
+
+
+def _ours(profile: str, version: str) -> tuple[str, ...]:
+    """Which of our own servers a profile judges over one version."""
+    if profile not in ECHO_PROFILES:
+        return ("api",)
+    return ("api", "echo") if version == HTTP1 or profile == "http1" else ("echo",)
 
 
 @pytest.fixture(scope="session")
@@ -188,9 +230,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not score.results and not wanted:
         return
     terminalreporter.section("conformance")
-    for line in score.lines(wanted):
+    for line in score.lines():
         terminalreporter.write_line(line)
     path = _option(config, "--report")
     if path is not None:
-        score.write(Path(path), _option(config, "--base-url") or "ours")
+        score.write(Path(path), _option(config, "--base-url") or "ours", http2=bool(_option(config, "--http2")))
         terminalreporter.write_line(f"report: {path}")

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.client import EngineClient
+from engine.client import STRETCH_S, EngineClient
 from engine.wire import Cancel, Credit, FrameReader, Gauges, Hello, Sampling, Step, Submit, encode
+from tests.support.clock import Clock
 from tests.support.engines import hello
 
 STEP = Step([1], [65], [], [], [], Gauges())
@@ -23,12 +24,22 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.writes: list[bytes] = []
         self.aborted = False
+        self.reading = True
 
     def write(self, data: Any) -> None:
         self.writes.append(bytes(data))
 
     def abort(self) -> None:
         self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
 
     @property
     def messages(self) -> list[object]:
@@ -42,12 +53,19 @@ class Rig:
         self.hellos: list[Hello] = []
         self.steps: list[Step] = []
         self.lost: list[str] = []
+        self.clock = Clock()
+        self.step_s = 0.0  # what it takes to handle one
         self.client = EngineClient(
-            on_hello=self.hellos.append, on_step=self.steps.append, on_lost=self.lost.append, secret=secret
+            on_hello=self.hellos.append, on_step=self.take, on_lost=self.lost.append, secret=secret, clock=self.clock
         )
         self.transport = Transport()
         if connect:
             self.client.connection_made(self.transport)
+
+    def take(self, step: Step) -> None:
+        assert not self.lost
+        self.clock.advance(self.step_s)
+        self.steps.append(step)
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -165,3 +183,69 @@ async def test_close_aborts() -> None:
     rig = Rig()
     rig.client.close()
     assert rig.transport.aborted
+
+
+def several(count: int) -> list[Step]:
+    return [Step([1], [token], [], [], [], Gauges()) for token in range(count)]
+
+
+def sent(steps: list[Step]) -> bytes:
+    return b"".join(map(encode, steps))
+
+
+@in_loop
+async def test_steps_that_are_quickly_handled_are_handled_at_once() -> None:
+    rig = Rig()
+    steps = several(50)
+    rig.step_s = STRETCH_S / 100
+    rig.client.data_received(sent(steps))
+    assert rig.steps == steps
+    assert rig.transport.reading
+
+
+@in_loop
+async def test_between_long_steps_the_loop_has_its_turns() -> None:
+    """Nothing more is read meanwhile, so that an engine which is faster than its server waits for it."""
+    rig = Rig()
+    steps = several(4)
+    rig.step_s = STRETCH_S
+    rig.client.data_received(sent(steps))
+    for count in range(1, 4):
+        assert (rig.steps, rig.transport.reading) == (steps[:count], False)
+        await turn()
+    assert (rig.steps, rig.transport.reading) == (steps, True)
+    await turn()
+    assert rig.steps == steps
+
+
+@in_loop
+async def test_what_an_engine_said_before_its_end_is_handled_before_that() -> None:
+    rig = Rig()
+    steps = several(3)
+    rig.step_s = STRETCH_S
+    rig.client.data_received(sent(steps))
+    rig.client.connection_lost(None)
+    assert rig.steps == steps and len(rig.lost) == 1
+    await turn()
+    assert rig.steps == steps
+
+
+@in_loop
+async def test_after_our_close_nothing_is_handled() -> None:
+    rig = Rig()
+    rig.step_s = STRETCH_S
+    rig.client.data_received(sent(several(3)))
+    rig.client.close()
+    await turn()
+    rig.client.connection_lost(None)
+    assert len(rig.steps) == 1
+
+
+@in_loop
+async def test_what_came_before_a_fault_of_the_wire_is_handled() -> None:
+    rig = Rig()
+    steps = several(3)
+    rig.step_s = STRETCH_S
+    rig.client.data_received(sent(steps) + b"\0\0\0\1\xc1")
+    assert rig.steps == steps
+    assert rig.transport.aborted and not rig.lost

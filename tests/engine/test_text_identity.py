@@ -20,6 +20,7 @@ from engine.model_runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.wire import Credit, Sampling, Step, Submit
 from tests.support import checkpoints
+from tests.support.serving import until
 
 BLOCK = 8
 PROMPT, NEW = 40, 40
@@ -43,6 +44,7 @@ SAMPLINGS = {
         min_tokens=9,
         logit_bias=((65, 3.0), (66, -100.0)),
     ),
+    "seeded, a grammar": Sampling(NEW, temperature=1.0, seed=8, grammar="start: /([a-z]{3} |[0-9]+\\n){100}/"),
 }
 
 
@@ -91,6 +93,7 @@ class Rig:
             live = list(self._peer.sequences.values())
             if not live:
                 return
+            until(lambda: self.core.has_work or not self.core.is_preparing, "the grammars")
             before = {each: each.computed for each in live}
             if disturb:
                 away = [each.id for each in live if each.id % TURN == number % TURN and each.generated < NEW]

@@ -54,6 +54,13 @@ def test_ids_and_text_agree_with_the_tokenizers_package(kind: Kind, text: str) -
     assert kind.tokenizer.decode(ids) == kind.oracle.decode(ids) == text
 
 
+def test_names_are_those_of_the_vocabulary(kind: Kind) -> None:
+    names = [kind.tokenizer.name_of(id_) for id_ in range(kind.tokenizer.vocab_size)]
+    assert names == [kind.oracle.id_to_token(id_) for id_ in range(kind.tokenizer.vocab_size)]
+    assert kind.tokenizer.name_of(10**6) == ""
+    assert Tokenizer(bytes_spec(MARKERS)).name_of(65) == "A"
+
+
 def test_special_tokens_in_a_prompt_are_parsed(kind: Kind) -> None:
     text = f"a{kind.markers[1]}b {kind.markers[2]}<think>"
     ids = kind.tokenizer.encode(text, add_bos=False)

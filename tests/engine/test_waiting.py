@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sequence import Sequence
-from engine.waiting import Waiting
+from engine.waiting import DEBT_TOKENS_MAX, STALE_PLACES_MAX, TURN_TOKENS, Waiting
 from engine.wire import Sampling
 
 
-def sequence(number: int, *, admitted: bool = False) -> Sequence:
-    made = Sequence(number, [1], 1, Sampling(max_tokens=9), credit=9)
+def sequence(number: int, *, admitted: bool = False, salt: str = "", tokens: int = 1) -> Sequence:
+    made = Sequence(number, [1] * tokens, tokens, Sampling(max_tokens=9), credit=9, salt=salt)
     made.cached_tokens = 0 if admitted else -1
     return made
 
@@ -82,5 +82,102 @@ def test_who_leaves_and_joins_again_keeps_the_place(moves: list[tuple[int, bool]
             there.remove(number)
         assert len(waiting) == len(there)
         assert {each.id for each in waiting} == there
-        assert len(waiting._arrivals) <= len(everyone)
+        places = [client._places for client in waiting._new._clients.values()]
+        assert sum(map(len, places)) <= 2 * len(everyone) + STALE_PLACES_MAX
     assert drained(waiting) == sorted(there)
+
+
+# Clients take turns by tokens
+
+
+def admitted_tokens(waiting: Waiting, until: int) -> dict[str, int]:
+    """How many tokens each client had when the first `until` were admitted."""
+    had: dict[str, int] = {}
+    while waiting and sum(had.values()) < until:
+        first = waiting.first
+        assert waiting.first is first
+        waiting.admit(first)
+        had[first.salt] = had.get(first.salt, 0) + len(first.tokens)
+    return had
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+def test_one_client_with_a_thousand_keeps_no_other_waiting(admitted: bool) -> None:
+    waiting = Waiting()
+    for number in range(1000):
+        waiting.join(sequence(number, salt="crowd", tokens=100, admitted=admitted))
+    for number in range(1000, 1003):
+        waiting.join(sequence(number, salt="alone", tokens=100, admitted=admitted))
+    order = drained(waiting)
+    assert order[:2] == [0, 1]  # its turn had begun
+    assert all(order.index(number) < 10 for number in range(1000, 1003))
+    assert [number for number in order if number < 1000] == list(range(1000))
+
+
+@pytest.mark.parametrize(("long", "short"), [(1000, 10), (TURN_TOKENS, 1), (77, 78), (5000, 300)])
+def test_shares_are_equal_in_tokens_not_in_requests(long: int, short: int) -> None:
+    waiting = Waiting()
+    for number in range(20_000 // short):
+        waiting.join(sequence(number, salt="short", tokens=short))
+    for number in range(20_000 // long):
+        waiting.join(sequence(10**6 + number, salt="long", tokens=long))
+    had = admitted_tokens(waiting, 20_000)
+    assert abs(had["long"] - had["short"]) <= 2 * (long + TURN_TOKENS)
+
+
+def test_what_was_generated_is_paid_by_those_that_wait() -> None:
+    waiting = Waiting()
+    for number in range(100):
+        waiting.join(sequence(number, salt="talks", tokens=10))
+        waiting.join(sequence(100 + number, salt="listens", tokens=10))
+    first = waiting.first
+    waiting.admit(first)
+    assert first.salt == "talks"
+    first.tokens += [1] * 2 * TURN_TOKENS
+    waiting.ended(first)
+    # Its turn is over, and the next one too: the other has two turns' worth.
+    assert [number >= 100 for number in drained(waiting)[: 2 * TURN_TOKENS // 10]].count(False) <= 1
+
+
+def test_a_debt_has_an_end() -> None:
+    waiting = Waiting()
+    for number in range(2):
+        waiting.join(sequence(number, salt="owes"))
+    for number in range(10_000):
+        waiting.join(sequence(100 + number, salt="other", tokens=10))
+    first = waiting.first
+    waiting.admit(first)
+    first.tokens += [1] * 10**6
+    waiting.ended(first)
+    assert drained(waiting).index(1) <= (DEBT_TOKENS_MAX + 2 * TURN_TOKENS) // 10
+
+
+def test_a_client_that_was_alone_owes_nothing_when_another_comes() -> None:
+    waiting = Waiting()
+    for number in range(100):
+        waiting.join(sequence(number, salt="early", tokens=1000))
+    for _ in range(50):
+        waiting.admit(waiting.first)
+    for number in range(200, 300):
+        waiting.join(sequence(number, salt="late", tokens=1000))
+    had = admitted_tokens(waiting, 20_000)
+    assert abs(had["early"] - had["late"]) <= 2000
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 600)), min_size=1, max_size=40),
+    st.lists(st.integers(0, 39)),
+)
+def test_everybody_has_a_turn_once_each_client_in_its_order(joins: list[tuple[str, int]], leaves: list[int]) -> None:
+    waiting = Waiting()
+    everyone = [sequence(n, salt=salt, tokens=tokens) for n, (salt, tokens) in enumerate(joins)]
+    for each in everyone:
+        waiting.join(each)
+    gone = {number for number in leaves if number < len(everyone)}
+    for number in gone:
+        waiting.leave(everyone[number])
+    order = drained(waiting)
+    assert sorted(order) == sorted(set(range(len(everyone))) - gone)
+    for salt in "abc":
+        of_client = [number for number in order if everyone[number].salt == salt]
+        assert of_client == sorted(of_client)

@@ -32,6 +32,7 @@ class Ledger:
     `slices`: bytes of bare text and where they began."""
 
     stream: str
+    asked_at: float  # the server began it then at the earliest
     events: dict[int, bytes] = field(default_factory=dict)
     tokens: dict[int, tuple[int, str]] = field(default_factory=dict)
     slices: list[tuple[int, bytes]] = field(default_factory=list)
@@ -41,7 +42,7 @@ class Ledger:
     plain_whole: bool = False  # a reader of bare text saw its orderly end
     cuts: list[Cut] = field(default_factory=list)
     cancelled: bool = False  # somebody asked for it
-    began_at: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.monotonic)  # … and at the latest: its first reader was told
     attended: list[tuple[float, float]] = field(default_factory=list)  # when it surely had a reader
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 

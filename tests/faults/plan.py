@@ -68,6 +68,7 @@ class Setting:
     drain_s: float | None = None  # when the server gets SIGTERM
     drain_timeout_s: float = 0.5
     scripts: tuple[str, ...] = (FAILS, PAUSES, EMOJI)
+    engines: int = 1
 
     def flags(self) -> list[str]:
         """As the command line has them."""
@@ -88,6 +89,7 @@ class Setting:
             "max-streams": self.streams_max,
             "drain-timeout": self.drain_timeout_s,
             "log-format": "json",
+            "engines": self.engines,
         }
         if self.request_timeout_s is not None:
             flags["request-timeout"] = self.request_timeout_s
@@ -196,6 +198,7 @@ def _setting(chosen: random.Random) -> Setting:
         drain_s=chosen.uniform(0.2, 1.5) if fate == "drain" else None,
         drain_timeout_s=chosen.choice([0, 0.5, 1.5]),
         scripts=scripts,
+        engines=_rarely(chosen, 0.3, [2], 1),
     )
 
 

@@ -46,6 +46,7 @@ class Player:
         """From its begin to its last reader's leaving."""
         story = self._story
         time.sleep(story.at_s)
+        self._asked_at = time.monotonic()  # for the first time; a request that was left unanswered may have begun one
         ledger = self._begin()
         if ledger is None:
             return
@@ -83,17 +84,21 @@ class Player:
     def _entered(self, line: Line) -> Ledger:
         stream = line.header("x-stream-id")
         assert stream, "no X-Stream-Id"
-        ledger = self._stage.ledger(stream, self._story.ask)
+        ledger = self._stage.ledger(stream, self._story.ask, self._asked_at)
         self._arm_cancel(ledger)
         return ledger
 
     def _begin_polling(self) -> Ledger | None:
         method, target, _ = request(self._story.ask, stream=True)
         answer = self._server.ask(method, target, None, [("Accept", "application/json"), *self._stage.headers])
+        if self._stage.plan.setting.resume_ttl_s == 0 and answer.status == 400:
+            assert answer.error(400)["code"] == "polling_off"
+            self._stage.count("refused polls")
+            return None
         if answer.status != 202:
             self._stage.refused(answer.status, bytes(answer.body))
             return None
-        ledger = self._stage.ledger(answer.json()["stream"], self._story.ask)
+        ledger = self._stage.ledger(answer.json()["stream"], self._story.ask, self._asked_at)
         self._arm_cancel(ledger)
         self._poll(ledger, replace(self._story.first, beyond=False), -1)
         return ledger
@@ -123,7 +128,7 @@ class Player:
         if stream is None:
             self._refused(line)
             return None
-        ledger = self._stage.ledger(stream, self._story.ask)
+        ledger = self._stage.ledger(stream, self._story.ask, self._asked_at)
         self._finish(line)
         assert line.end == "whole", line.end
         if line.status == 200:
@@ -230,8 +235,8 @@ class Player:
             self._refused(line)
             return None
         if stream != ledger.stream:  # the key lives as long as the log
-            assert time.monotonic() - ledger.began_at >= self._stage.plan.setting.resume_ttl_s, "begun twice"
-            ledger = self._stage.ledger(stream, self._story.ask)
+            assert time.monotonic() - ledger.asked_at >= self._stage.plan.setting.resume_ttl_s, "begun twice"
+            ledger = self._stage.ledger(stream, self._story.ask, self._asked_at)
         if whole:
             self._whole(line)
         else:

@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import time
+import traceback
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -47,8 +48,9 @@ def play(seed: int) -> Counter[str]:
     try:
         return _play(plan)
     except Exception as error:
+        what = str(error) or traceback.format_exc()
         raise RoundFailed(
-            f"{error}\n\nround {seed}: {plan.setting}\nplay it again: python -m tests.faults --seed {seed} --rounds 1"
+            f"{what}\n\nround {seed}: {plan.setting}\nplay it again: python -m tests.faults --seed {seed} --rounds 1"
         ) from error
 
 
@@ -99,11 +101,23 @@ def _at_rest(stage: Stage, watched: WatchedServer) -> Before:
 
 
 def _ask_once(stage: Stage) -> None:
+    """A stream is answered as it should be; a busy machine may let a short deadline pass before, and is asked anew."""
+    until(lambda: _answered(stage), "a stream is answered")
+
+
+def _answered(stage: Stage) -> bool:
     method, target, body = request(WARM_UP, stream=True)
+    asked_at = time.monotonic()
     answer = stage.server.ask(method, target, body, stage.headers)
     assert (answer.status, answer.end) == (200, "whole"), (answer.status, bytes(answer.body))
-    stage.ledger(answer.header("x-stream-id") or "", WARM_UP).told("length", WARM_UP.max_tokens)
-    assert answer.text() == stage.oracle.expected(WARM_UP).texts[0]
+    ledger = stage.ledger(answer.header("x-stream-id") or "", WARM_UP, asked_at)
+    last = answer.chunks()[-1]
+    if "error" in last:
+        ledger.told(last["error"]["code"])  # the judge knows whether it may
+        return False
+    ledger.told("length", WARM_UP.max_tokens)
+    assert answer.text() == stage.oracle.expected(WARM_UP).texts[0], answer.text()
+    return True
 
 
 def _act(stage: Stage) -> None:
@@ -125,7 +139,7 @@ def _kill_engines(stage: Stage) -> None:
     began = time.monotonic()
     for at_s in stage.plan.setting.kills_s:
         time.sleep(max(0.0, began + at_s - time.monotonic()))
-        for pid in stage.server.engine_pids:
+        for pid in stage.server.engine_pids[:1]:  # of two the other goes on
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 stage.engine_kills += 1
@@ -187,6 +201,7 @@ def _check_alive(stage: Stage) -> None:
         return  # slots that deadlines free can't be counted
     ask = Ask("chat", WAITS, max_tokens=10)
     method, target, body = request(ask, stream=True)
+    asked_at = time.monotonic()
     with ExitStack() as stack:
         names = []
         for number in range(setting.key_streams + 1):
@@ -196,7 +211,7 @@ def _check_alive(stage: Stage) -> None:
             assert answer.status == (200 if number < setting.key_streams else 429), (number, answer.status)
             names.append(answer.header("x-stream-id"))
         for name in filter(None, names):
-            stage.ledger(name, ask).cancelled = True
+            stage.ledger(name, ask, asked_at).cancelled = True
             assert server.ask("DELETE", f"/v1/streams/{name}", None, stage.headers).status in (200, 410)
 
 

@@ -35,6 +35,7 @@ class SocketPlayer:
     def begin(self, ask: Ask, mates: int, on_stream: Callable[[Ledger], None]) -> Ledger | None:
         """Generations side by side; the first one's ledger, if it was begun."""
         self._ask, self._on_stream, self._after = ask, on_stream, -1
+        self._asked_at = time.monotonic()
         self._resumed: Ledger | None = None
         messages = [{"type": "generate", "id": str(n), **generation_fields(ask)} for n in range(mates + 1)]
         self._play(messages)
@@ -152,7 +153,7 @@ class SocketPlayer:
             assert stream == self._resumed.stream
             ledger = self._resumed
         else:
-            ledger = self._stage.ledger(stream, self._ask)
+            ledger = self._stage.ledger(stream, self._ask, self._asked_at)
         self._ledgers[id_] = ledger
         self._last[id_] = self._after
         self._attendances.append((ledger, Attendance()))

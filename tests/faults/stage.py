@@ -40,11 +40,11 @@ class Stage:
         """What every request carries."""
         return [] if self.plan.setting.key_streams is None else [("Authorization", f"Bearer {SECRET}")]
 
-    def ledger(self, stream: str, ask: Ask) -> Ledger:
-        """Of a stream, that is begun when it was not known."""
+    def ledger(self, stream: str, ask: Ask, asked_at: float) -> Ledger:
+        """Of a stream, that is begun when it was not known; nobody asked for it before `asked_at`."""
         with self._lock:
             if stream not in self.ledgers:
-                self.ledgers[stream] = (Ledger(stream), ask, self.oracle.expected(ask))
+                self.ledgers[stream] = (Ledger(stream, asked_at), ask, self.oracle.expected(ask))
                 self.tally["streams"] += 1
             return self.ledgers[stream][0]
 
@@ -100,6 +100,6 @@ class Stage:
         elif status == 0:
             assert self.drained, "no answer"
         elif status == 410:
-            assert time.monotonic() - ledger.began_at >= setting.resume_ttl_s, f"gone too early: {ledger.stream}"
+            assert time.monotonic() - ledger.asked_at >= setting.resume_ttl_s, f"gone too early: {ledger.stream}"
         else:
             assert status == 429 and setting.key_streams is not None, (status, body)

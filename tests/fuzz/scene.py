@@ -21,6 +21,7 @@ from server.app import App, Policy
 from server.chat import ChatTemplate
 from server.connection import PIPELINE_BYTES_MAX, Connection
 from server.echo import EchoProgram
+from server.gateway.access import Gateway
 from server.gateway.keys import Keys
 from server.host import Deadlines, Host
 from server.http import Call, Program, Response, Streaming, Upgrade
@@ -147,6 +148,12 @@ class Watched:
         self._of(call).heads_sent += 1
         self._program.sent(call, status)
 
+    def left(self, call: Call) -> None:
+        """See Program."""
+        asked = self._of(call)
+        assert asked.answering or not asked.heads_sent, "left behind its answer"
+        self._program.left(call)
+
     def _marked(self, call: Call | None, answer: Answer) -> Answer:
         number = b"none" if call is None else b"%d" % self._of(call).number
         return replace(answer, headers=(*answer.headers, (oracle.MARK, number)))
@@ -161,10 +168,11 @@ class Scene:
         self.metrics = Metrics()
         self._log = _NoLog()
         log = AccessLog("text", out=self._log, clock=loop.time, now=lambda: 0.0)  # type: ignore[arg-type]
+        self._gateway = Gateway(Keys(None), clock=loop.time, now=loop.time)
         self.table = StreamTable(
             self.engine,
             TOKENIZER,
-            Keys(None),
+            self._gateway.limiter,
             self.metrics,
             LIMITS,
             clock=loop.time,
@@ -203,7 +211,7 @@ class Scene:
         self._application = App(
             Generation(self.table, model),
             self.metrics,
-            Keys(None),
+            self._gateway,
             Policy(),
             log,
             engine_up=lambda: self.engine.hello is not None,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from conformance_kit.http2_wire import Wire
 
-from tests.support.http2 import Peer, Wire, make_certificate
+from tests.support.http2 import Peer, dial, make_certificate
 from tests.support.serving import Server
 
 
@@ -25,9 +26,9 @@ class Endpoint:
         scheme = "http" if self.certificate is None else "https"
         return f"{scheme}://localhost:{self.server.port}"
 
-    def wire(self, *, opening: bytes | None = None) -> Wire:
+    def wire(self) -> Wire:
         """A connection of raw frames."""
-        return Wire(self.server.port, self.certificate, opening=opening)
+        return Wire(dial(self.server.port, self.certificate))
 
     def peer(self, *, window: int = 65_535, connection_window: int = 1 << 30) -> Peer:
         """A connection of h2's client."""

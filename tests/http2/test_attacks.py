@@ -6,14 +6,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
+from conformance_kit.floods import FLOODS, Flood, made_to_reset, play
+from conformance_kit.http2_wire import GET, POST, Closed, data, settings, window_update
 from h2.events import PingAckReceived
 
-from protocols.http2_guard import END_HEADERS, END_STREAM, PADDED, Code, Kind
+from protocols.http2_guard import Code
 from tests.http2.conftest import Endpoint
-from tests.support.http2 import GET, POST, Closed, Wire, data, frame, reset, settings, window_update
 from tests.support.probes import words
 
 MIB = 1 << 20
@@ -22,126 +22,16 @@ RESIDENT_GROWTH_MAX = 48 * MIB
 GAP_MAX_S = 1.5
 CONNECTIONS = 3
 
-Attack = Callable[[Wire], Iterator[bytes]]
+GENERATE = [*GET[:3], (":path", "/v1/generate?prompt=a")]
 
 
-def rapid_reset(wire: Wire) -> Iterator[bytes]:
-    """CVE-2023-44487."""
-    for n in range(1, 20_000, 2):
-        yield wire.headers(n) + reset(n)
-
-
-def made_to_reset(wire: Wire) -> Iterator[bytes]:
-    """CVE-2025-8671: the server resets, and should have stopped the work too."""
-    for n in range(1, 20_000, 2):
-        yield wire.headers(n, [*GET[:3], (":path", "/v1/generate?prompt=a")]) + window_update(n, 0)
-
-
-def continuation_flood(wire: Wire) -> Iterator[bytes]:
-    """CVE-2024-27316."""
-    yield frame(Kind.HEADERS, END_STREAM, 1, b"\x82")
-    for _ in range(100_000):
-        yield frame(Kind.CONTINUATION, 0, 1, b"\x00\x01a\x01b")
-
-
-def empty_continuations(wire: Wire) -> Iterator[bytes]:
-    yield frame(Kind.HEADERS, END_STREAM, 1)
-    for _ in range(100_000):
-        yield frame(Kind.CONTINUATION, 0, 1)
-
-
-def ping_flood(wire: Wire) -> Iterator[bytes]:
-    """CVE-2019-9512: answers that are never read."""
-    for _ in range(50_000):
-        yield frame(Kind.PING, 0, 0, bytes(8))
-
-
-def settings_flood(wire: Wire) -> Iterator[bytes]:
-    """CVE-2019-9515."""
-    for n in range(50_000):
-        yield settings((3, n))
-
-
-def settings_bomb(wire: Wire) -> Iterator[bytes]:
-    """Thousands of settings that nobody knows."""
-    for n in range(0, 60_000, 30):
-        yield settings(*[(16 + n + k, 1) for k in range(30)])
-
-
-def priority_flood(wire: Wire) -> Iterator[bytes]:
-    for n in range(1, 100_000, 2):
-        yield frame(Kind.PRIORITY, 0, n, bytes(4) + b"\x10")
-
-
-def empty_data(wire: Wire) -> Iterator[bytes]:
-    """CVE-2019-9518."""
-    yield wire.headers(1, POST, end=False)
-    for _ in range(50_000):
-        yield data(1)
-
-
-def padding_only(wire: Wire) -> Iterator[bytes]:
-    yield wire.headers(1, POST, end=False)
-    for _ in range(50_000):
-        yield frame(Kind.DATA, PADDED, 1, b"\x03\0\0\0")
-
-
-def unknown_frames(wire: Wire) -> Iterator[bytes]:
-    for _ in range(50_000):
-        yield frame(0x42, 0, 0, bytes(64))
-
-
-def window_games(wire: Wire) -> Iterator[bytes]:
-    """CVE-2019-9511: windows opened a byte at a time."""
-    yield settings((4, 0)) + wire.headers(1)
-    for _ in range(50_000):
-        yield window_update(1, 1) + window_update(0, 1)
-
-
-def hpack_bomb(wire: Wire) -> Iterator[bytes]:
-    """CVE-2016-6581."""
-    yield frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, wire.block([*GET, ("x", "y" * 3900)]))
-    for n in range(3, 2000, 2):
-        yield frame(Kind.HEADERS, END_HEADERS | END_STREAM, n, b"\xbe" * 16_000)
-
-
-def data_on_closed(wire: Wire) -> Iterator[bytes]:
-    yield wire.headers(1)
-    for _ in range(50_000):
-        yield data(1, b"x")
-
-
-CALM = [
-    rapid_reset,
-    made_to_reset,
-    continuation_flood,
-    empty_continuations,
-    ping_flood,
-    settings_flood,
-    settings_bomb,
-    priority_flood,
-    empty_data,
-    padding_only,
-    unknown_frames,
-    window_games,
-    hpack_bomb,
-    data_on_closed,
-]
-
-
-def run(endpoint: Endpoint, attack: Attack) -> list[int]:
+def run(endpoint: Endpoint, flood: Flood) -> list[int]:
     """Play it on several connections, one after the other; the codes that the server ended them with."""
     codes = []
     for _ in range(CONNECTIONS):
         with endpoint.wire() as wire:
-            batch = bytearray()
-            for piece in attack(wire):
-                batch += piece
-                if len(batch) > 64 * 1024:
-                    with contextlib.suppress(OSError):
-                        wire.socket.sendall(batch)
-                    batch.clear()
-            wire.send(bytes(batch))
+            wire.get = GENERATE if flood is made_to_reset else GET
+            play(wire, flood)
             with contextlib.suppress(Closed):
                 while True:
                     wire.read()
@@ -180,12 +70,12 @@ class Bystander:
         self._thread.join()
 
 
-@pytest.mark.parametrize("attack", CALM, ids=[attack.__name__ for attack in CALM])
-def test_an_attack(api: Endpoint, attack: Attack) -> None:
+@pytest.mark.parametrize("flood", FLOODS, ids=[flood.__name__ for flood in FLOODS])
+def test_a_flood(api: Endpoint, flood: Flood) -> None:
     with Bystander(api) as bystander:
-        run(api, attack)  # what the allocator keeps after the first time is no growth
+        run(api, flood)  # what the allocator keeps after the first time is no growth
         before = api.server.resident_bytes
-        codes = run(api, attack)
+        codes = run(api, flood)
         grown = api.server.resident_bytes - before
     assert codes == [Code.ENHANCE_YOUR_CALM] * CONNECTIONS
     assert grown < RESIDENT_GROWTH_MAX

@@ -11,22 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from conformance_kit.http2_wire import GET, POST, Closed, Wire, data, frame, settings, window_update
 from hpack import Encoder
 
 from protocols.http2_guard import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind
-from tests.support.http2 import (
-    GET,
-    POST,
-    Closed,
-    Peer,
-    Wire,
-    data,
-    dial,
-    frame,
-    make_certificate,
-    settings,
-    window_update,
-)
+from tests.support.http2 import Peer, dial, make_certificate
 from tests.support.probes import words
 from tests.support.serving import Server, until
 
@@ -69,7 +58,7 @@ def test_a_window_that_stays_closed_detaches_its_stream_alone() -> None:
 
 
 def test_a_connection_without_streams_is_closed_and_pings_do_not_keep_it() -> None:
-    with Server("--idle-timeout", "1") as server, Wire(server.port) as wire:
+    with Server("--idle-timeout", "1") as server, Wire(dial(server.port, None)) as wire:
         wire.socket.settimeout(0.05)
         pings = 0
         while wire.goaway is None and pings < 400:
@@ -86,7 +75,7 @@ def test_a_connection_without_streams_is_closed_and_pings_do_not_keep_it() -> No
 def test_a_head_that_does_not_come_to_its_end(begun: str) -> None:
     with Server("--header-timeout", "0.5") as server:
         sent = {"preface": PREFACE[:20], "settings": PREFACE + settings()[:5], "headers": PREFACE + settings()}[begun]
-        with Wire(server.port, opening=sent) as wire:
+        with Wire(dial(server.port, None), opening=sent) as wire:
             if begun == "headers":
                 wire.send(frame(Kind.HEADERS, END_STREAM, 1, b"\x82"))
             if begun == "preface":
@@ -96,14 +85,14 @@ def test_a_head_that_does_not_come_to_its_end(begun: str) -> None:
 
 
 def test_a_body_that_does_not_come_in_time() -> None:
-    with Server("--body-timeout", "0.5") as server, Wire(server.port) as wire:
+    with Server("--body-timeout", "0.5") as server, Wire(dial(server.port, None)) as wire:
         wire.send(wire.headers(1, [*POST[:3], (":path", "/v1/completions")], end=False), data(1, b"{"))
         assert wire.answer(1)[0][":status"] == "408"
         wire.stream_error(1, Code.NO_ERROR)
 
 
 def test_bodies_above_the_limit_are_refused_on_their_stream() -> None:
-    with Server("--max-body", "1000") as server, Wire(server.port) as wire:
+    with Server("--max-body", "1000") as server, Wire(dial(server.port, None)) as wire:
         path = [*POST[:3], (":path", "/v1/completions")]
         wire.send(wire.headers(1, [*path, ("content-length", "1001")], end=False))
         assert wire.answer(1)[0][":status"] == "413"
@@ -115,7 +104,7 @@ def test_bodies_above_the_limit_are_refused_on_their_stream() -> None:
 def test_drain_finishes_streams_and_refuses_new_ones() -> None:
     """GOAWAY tells the client to go elsewhere; what comes all the same is answered as on HTTP/1.1."""
     path = "/v1/generate?prompt=a&max_tokens=200"
-    with Server("--synthetic-step-ms", "5") as server, Wire(server.port) as wire:
+    with Server("--synthetic-step-ms", "5") as server, Wire(dial(server.port, None)) as wire:
         wire.send(wire.headers(1, [*GET[:3], (":path", path), *PLAIN]))
         wire.wait(lambda seen: seen.kind == Kind.HEADERS)
         server.terminate()
@@ -138,7 +127,7 @@ def test_drain_finishes_streams_and_refuses_new_ones() -> None:
 
 
 def test_drain_closes_a_quiet_connection_at_once() -> None:
-    with Server("--drain-timeout", "20") as server, Wire(server.port) as wire:
+    with Server("--drain-timeout", "20") as server, Wire(dial(server.port, None)) as wire:
         begun = time.monotonic()
         server.terminate()
         wire.connection_error(Code.NO_ERROR)
@@ -147,7 +136,7 @@ def test_drain_closes_a_quiet_connection_at_once() -> None:
 
 
 def test_connections_are_counted_by_protocol() -> None:
-    with Server() as server, Wire(server.port) as wire:
+    with Server() as server, Wire(dial(server.port, None)) as wire:
         wire.alive()
         assert server.metrics()['sluice_connections{protocol="http2"}'] == 1
 
@@ -199,7 +188,7 @@ class TestTls:
             with dial(server.port, None) as plain:
                 plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert not plain.recv(4096).startswith(b"HTTP")
-            with Wire(server.port, certificate) as wire:
+            with Wire(dial(server.port, certificate)) as wire:
                 wire.send(settings(flags=ACK))
                 wire.alive()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import ssl
 import subprocess
 import time
@@ -19,13 +21,22 @@ from tests.support.serving import DEADLINE_S, chat, joined
 from tests.support.tools import tool
 
 GENERATE = "/v1/generate?prompt=hi&max_tokens=20"
+STEP_S = 0.005  # the api's
+TOKENS_APART = 60
+LONGER = f"/v1/generate?prompt=a&max_tokens={TOKENS_APART}"
 
 
 def curl(api: Endpoint, *arguments: str) -> str:
-    """What curl prints; over HTTP/2 in the way of each port."""
+    """What curl prints."""
+    return subprocess.run(
+        curl_command(api, *arguments), check=True, capture_output=True, text=True, timeout=DEADLINE_S
+    ).stdout
+
+
+def curl_command(api: Endpoint, *arguments: str) -> list[str]:
+    """By prior knowledge in cleartext, by ALPN with TLS."""
     flags = ["--http2-prior-knowledge"] if api.certificate is None else ["--http2", "--cacert", str(api.certificate)]
-    command = [tool("curl", "curl"), "--silent", "--show-error", *flags, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+    return [tool("curl", "curl"), "--silent", "--show-error", *flags, *arguments]
 
 
 def client(api: Endpoint) -> httpx.Client:
@@ -37,7 +48,23 @@ def text_of(body: bytes) -> str:
     return joined(json.loads(event.data) for event in sse.Parser().feed(body) if event.data != "[DONE]")
 
 
+def apart(times: list[float]) -> bool:
+    """These are the times of tokens that came one by one, each after its step, not in one burst."""
+    return len(times) > TOKENS_APART / 2 and times[-1] - times[0] > TOKENS_APART * STEP_S / 3
+
+
 class TestCurl:
+    def test_token_by_token(self, api: Endpoint) -> None:
+        """It prints each one when it has it."""
+        with subprocess.Popen(curl_command(api, "-N", api.url + LONGER), stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            body, times = b"", []
+            while piece := os.read(process.stdout.fileno(), 65_536):
+                body += piece
+                times.append(time.monotonic())
+        assert words(text_of(body)) == TOKENS_APART
+        assert apart(times), times
+
     def test_streams(self, api: Endpoint) -> None:
         shown = curl(api, "-N", "-i", api.url + GENERATE)
         head, _, body = shown.partition("\n\n")
@@ -79,6 +106,14 @@ class TestCurl:
         assert words(text_of(body)) == 20
 
 
+def test_nghttp_token_by_token(api: Endpoint) -> None:
+    """By its own clock."""
+    command = [tool("nghttp", "nghttp2-client"), "--no-verify-peer", "-v", "-n", api.url + LONGER]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S)
+    times = [float(time) for time in re.findall(r"\[ *([0-9.]+)\].* recv .*DATA.* frame <length=[1-9]", done.stdout)]
+    assert apart(times), done.stdout[:2000]
+
+
 def test_nghttp(api: Endpoint) -> None:
     """Twenty streams at once on one connection."""
     command = [tool("nghttp", "nghttp2-client"), "--no-verify-peer", "-m", "20", api.url + GENERATE]
@@ -91,16 +126,15 @@ class TestHttpx:
     def test_token_by_token(self, api: Endpoint) -> None:
         """Each token comes alone, in its time: the first is here long before the last is made."""
         arrivals: list[float] = []
-        with client(api) as http, http.stream("GET", "/v1/generate?prompt=a&max_tokens=60") as answer:
+        with client(api) as http, http.stream("GET", LONGER) as answer:
             assert answer.http_version == "HTTP/2"
             parser = sse.Parser()
             events = []
             for piece in answer.iter_raw():
                 arrivals.append(time.monotonic())
                 events += parser.feed(piece)
-        assert words(joined(json.loads(e.data) for e in events if e.data != "[DONE]")) == 60
-        assert len(arrivals) > 30
-        assert arrivals[-1] - arrivals[0] > 0.1  # sixty tokens of 5 ms
+        assert words(joined(json.loads(e.data) for e in events if e.data != "[DONE]")) == TOKENS_APART
+        assert apart(arrivals), arrivals
 
     @pytest.mark.parametrize("kind", ["application/x-ndjson", "text/plain"])
     def test_the_other_framings(self, api: Endpoint, kind: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import wsproto.events as ws
+from conformance_kit.http2_wire import GET, Wire, data
 from h2.events import RemoteSettingsChanged
 from h2.settings import SettingCodes
 from wsproto.connection import Connection, ConnectionState, ConnectionType
@@ -15,7 +16,7 @@ from wsproto.extensions import PerMessageDeflate
 
 from protocols.http2_guard import Code, Kind
 from tests.http2.conftest import Endpoint
-from tests.support.http2 import GET, Fields, Peer, Wire, data
+from tests.support.http2 import Fields, Peer, dial
 from tests.support.probes import PARKED
 from tests.support.serving import Server
 
@@ -245,7 +246,7 @@ def test_a_client_that_does_not_read_its_echo_is_not_read(echo: Endpoint) -> Non
 
 def test_drain_says_goodbye() -> None:
     head = [(":method", "CONNECT"), (":protocol", "websocket"), *GET[1:3], (":path", "/v1/ws")]
-    with Server() as server, Wire(server.port) as wire:
+    with Server() as server, Wire(dial(server.port, None)) as wire:
         wire.send(wire.headers(1, [*head, ("sec-websocket-version", "13")], end=False))
         wire.wait(lambda seen: seen.kind == Kind.HEADERS)
         server.terminate()

@@ -8,6 +8,7 @@ from typing import Any
 
 import h2.events
 import pytest
+from conformance_kit import http2_wire as wire
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -42,7 +43,6 @@ from protocols.http2_guard import (
     Code,
     Kind,
 )
-from tests.support import http2 as wire
 
 MAX_HEADER = 4096
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":authority", "localhost"), (":path", "/echo")]

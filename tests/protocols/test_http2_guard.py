@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from conformance_kit.http2_wire import data, frame, settings, window_update
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +32,6 @@ from protocols.http2_guard import (
     Kind,
     data_length,
 )
-from tests.support.http2 import data, frame, settings, window_update
 
 
 def opened(*, max_header: int = 4096) -> FrameGuard:

@@ -208,6 +208,26 @@ def test_protocol_errors(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    "extensions", [(), (b"Sec-WebSocket-Extensions: permessage-deflate",)], ids=["plain", "deflate"]
+)
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (frame(ENDS, b"a"), "a continuation of no message"),
+        (frame(TEXT_BEGINS) + frame(TEXT), "a message in the middle of another"),
+        (frame(TEXT, b"x" * 1001), "message too big"),
+        (frame(TEXT, b"\xff"), "invalid UTF-8 or compressed data"),
+        (frame(0xA1), "Reserved bit set unexpectedly"),
+    ],
+)
+def test_a_close_says_what_was_wrong(data: bytes, reason: str, extensions: tuple[bytes, ...]) -> None:
+    """In words that are true whether or not an extension was agreed on."""
+    (closed,) = connect(*extensions, max_message=1000).receive(data)
+    assert isinstance(closed, Closed)
+    assert closed.reason == reason
+
+
+@pytest.mark.parametrize(
     "text",
     [
         b"\xff",

@@ -60,6 +60,22 @@ def test_an_answer_has_its_line_and_no_query() -> None:
     ]
 
 
+def test_a_generation_that_never_began_has_a_line_with_its_outcome() -> None:
+    log = Log()
+    log.log.unbegun(call("/v1/ws", api="websocket", key="alice"), "cancelled", 409)
+    (record,) = log.records
+    del record["time"]
+    assert record == {
+        "event": "request",
+        "request_id": "req-1",
+        "client": "127.0.0.1",
+        "api": "websocket",
+        "outcome": "cancelled",
+        "status": 409,
+        "key": "alice",
+    }
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
 def test_probes_write_none(path: str) -> None:
     log = Log()
@@ -122,6 +138,23 @@ def test_what_a_client_chose_never_makes_a_second_line_or_a_second_field(path: s
     assert text.lines[0].isascii()
     assert text.lines[0].isprintable()
     assert text.lines[0].rsplit(" ms=", 1)[0].endswith("status=400")
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/v1/streams/ABCDEFGH-and-what-lets-others-attach", "/v1/streams/ABCDEFGH"),
+        ("/v1/streams/short", "/v1/streams/short"),
+        ("/v1/responses/resp_ABCDEFGH-and-more/cancel", "/v1/responses/resp_ABCDEFGH/cancel"),
+        ("/v1/responses", "/v1/responses"),
+        ("/v1/models/a-model-with-a-long-name", "/v1/models/a-model-with-a-long-name"),
+    ],
+)
+def test_no_line_holds_a_stream_s_whole_name(path: str, shown: str) -> None:
+    """Whether or not it is known: it may be another client's."""
+    log = Log()
+    log.log.request(call(path), 404)
+    assert log.records[0]["path"] == shown
 
 
 def test_long_values_are_cut() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
+from urllib.parse import unquote
 
 import pytest
 
@@ -12,7 +14,9 @@ from protocols.http1 import Http1, Request
 from server.access_log import AccessLog
 from server.api.generation import Generation
 from server.app import REQUEST_ID_CHARS_MAX, App, MetricsAccess, Policy, new_request_id
-from server.gateway.keys import Keys, read_keys
+from server.gateway.access import Gateway
+from server.gateway.key_file import read_keys
+from server.gateway.keys import Keys
 from server.http import Call, Response
 from server.metrics import Metrics
 
@@ -41,14 +45,14 @@ def call(line: str, *fields: str, client: str = "127.0.0.1") -> Call:
 def app(policy: Policy | None = None, *, keys: Keys | None = None) -> App:
     log = AccessLog("text", clock=lambda: 0.0)
     generation = cast(Generation, Unused())
-    return App(generation, Metrics(), keys or Keys(None), policy or Policy(), log, engine_up=lambda: True)
+    return App(generation, Metrics(), Gateway(keys or Keys(None)), policy or Policy(), log, engine_up=lambda: True)
 
 
 @pytest.fixture
 def keys(tmp_path: Any) -> Keys:
     path = tmp_path / "keys.toml"
     path.write_text(KEYS_FILE)
-    return read_keys(str(path))
+    return Keys(read_keys(str(path)))
 
 
 def status(answer: Response | None) -> int:
@@ -128,6 +132,78 @@ class TestKeys:
     @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
     def test_probes_are_open(self, keys: Keys, path: str) -> None:
         assert status(app(keys=keys).refuse(call(f"GET {path}"))) == 0
+
+    def test_whatever_is_not_on_the_list_of_the_open_needs_one(self, keys: Keys) -> None:
+        """Every route and every method: a new route is closed until somebody opens it here too."""
+        program = app(keys=keys)
+        answered = set()
+        for route in program.routes:
+            path = route.path.replace("*", "name")
+            for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"):
+                answer = program.refuse(call(f"{method} {path}"))
+                if answer is None:
+                    answered.add((method, path))
+                elif method == "OPTIONS":
+                    assert answer.status == 204 and not answer.body
+                else:
+                    assert answer.status == (405 if path in ("/health", "/ready", "/metrics") else 401), (method, path)
+        assert answered == {(m, p) for m in ("GET", "HEAD") for p in ("/health", "/ready", "/metrics")}
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "//health",
+            "/health/",
+            "/health/../v1/models",
+            "/./health",
+            "/health;x",
+            "/health%2f",
+            "/health%00",
+            "/HEALTH",
+            "/v1/../health",
+            "/ready/v1/models",
+            "/metrics/",
+            "/%2e%2e/health",
+            "/v1/models/../../health",
+        ],
+    )
+    def test_nothing_that_looks_like_an_open_route_is_one(self, keys: Keys, path: str) -> None:
+        asked = call(f"GET {path}")
+        asked.path = unquote(asked.path)
+        answer = app(keys=keys).refuse(asked)
+        assert answer is not None and answer.status in (400, 401)
+
+    def test_a_page_without_headers_brings_a_token(self, keys: Keys) -> None:
+        program = app(keys=keys)
+        token = program._gateway.tokens.issue("alice")[0]
+        for path in ("/v1/generate", "/v1/streams/x", "/v1/ws"):
+            asked = call(f"GET {path}?after=1&token={token}&x=%20")
+            assert status(program.refuse(asked)) == 0
+            assert (asked.key, asked.query) == ("alice", "after=1&x=%20")
+            assert status(program.refuse(call(f"GET {path}?token={token[:-2]}"))) == 401
+        for line in ("GET /v1/models", "POST /v1/access-tokens", "DELETE /v1/streams/x", "POST /v1/completions"):
+            assert status(program.refuse(call(f"{line}?token={token}"))) == 401
+        keys.replace([])
+        assert status(program.refuse(call(f"GET /v1/ws?token={token}"))) == 401
+
+    def test_a_token_lets_no_foreign_page_in(self, keys: Keys) -> None:
+        program = app(Policy(cors_origins=("https://app.example",)), keys=keys)
+        token = program._gateway.tokens.issue("alice")[0]
+        for origin, expected in (("https://app.example", 0), ("https://evil.example", 403)):
+            asked = call(f"GET /v1/generate?prompt=x&token={token}", f"Origin: {origin}")
+            assert status(program.refuse(asked)) == expected
+
+    def test_limits_are_looked_at_before_the_body(self, keys: Keys) -> None:
+        keys.replace([replace(keys.get("alice"), requests_per_minute=1)])  # type: ignore[type-var]
+        program = app(keys=keys)
+        program._gateway.limiter.start("alice", 1)
+        for path in ("POST /v1/completions", "GET /v1/ws", "GET /v1/generate"):
+            answer = program.refuse(call(path, f"X-Api-Key: {KEY}"))
+            assert answer is not None and status(answer) == 429
+            assert field(answer, "retry-after") == "60"
+            assert field(answer, "x-ratelimit-remaining-requests") == "0"
+        assert status(program.refuse(call("GET /v1/generate", f"X-Api-Key: {KEY}", "Last-Event-ID: x:1"))) == 0
+        assert status(program.refuse(call("GET /v1/streams/x", f"X-Api-Key: {KEY}"))) == 0
 
     def test_a_preflight_has_none(self, keys: Keys) -> None:
         answer = app(keys=keys).refuse(call("OPTIONS /v1/models"))
@@ -300,9 +376,34 @@ def run() -> Callable[[Any], Any]:
 def test_refusals_are_counted_once() -> None:
     metrics = Metrics()
     log = AccessLog("text", clock=lambda: 0.0)
-    program = App(cast(Generation, Unused()), metrics, Keys(None), Policy(), log, engine_up=lambda: True)
+    program = App(cast(Generation, Unused()), metrics, Gateway(Keys(None)), Policy(), log, engine_up=lambda: True)
     asked = call("POST /v1/completions", "Content-Type: text/html")
     program.refuse(asked)
     program.malformed(asked, 413, "and more")
     assert metrics.started["completions"] == metrics.ended["completions", "refused"] == 1
     assert sum(metrics.started.values()) == 1
+
+
+@pytest.mark.parametrize("line", ["POST /v1/completions", "GET /v1/models"])
+def test_a_client_that_left_before_its_answer_has_its_line_and_counts_once(
+    capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    metrics = Metrics()
+    log = AccessLog("text", clock=lambda: 0.0)
+    program = App(cast(Generation, Unused()), metrics, Gateway(Keys(None)), Policy(), log, engine_up=lambda: True)
+    asked = call(line, "Content-Type: application/json")
+    assert program.refuse(asked) is None
+    program.left(asked)
+    generates = "completions" in line
+    assert metrics.started["completions"] == metrics.ended["completions", "cancelled"] == generates
+    assert sum(metrics.started.values()) == generates
+    (written,) = capsys.readouterr().err.splitlines()
+    assert " status=499 " in written
+    came_back = call("POST /v1/completions", "Content-Type: application/json")
+    program.refuse(came_back)
+    came_back.stream_id = "known"
+    program.left(came_back)
+    came_back.began = True  # the stream writes its line when it ends
+    program.left(came_back)
+    assert sum(metrics.started.values()) == generates
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -81,6 +81,35 @@ def test_prompts_equal_those_of_transformers(
     assert encode_chat(Tokenizer(spec), template, messages, **options) == ids
 
 
+@pytest.mark.parametrize("source", [CHATML, TOOLS_TEMPLATE, LLAMA_TEMPLATE])
+@pytest.mark.parametrize("content", ["The answer is (", "  two spaces\n", "trailing  ", "é\n\nx", "</think> 😀"])
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+def test_a_final_message_is_continued_as_transformers_does(
+    directory: Path, source: str, messages: list[dict[str, Any]], content: str
+) -> None:
+    spec = vocab.from_directory(directory)
+    template = ChatTemplate(source, spec.bos_token, spec.eos_token)
+    reference = PreTrainedTokenizerFast.from_pretrained(directory, chat_template=source)
+    turns = [*messages, {"role": "assistant", "content": content}]
+    text = reference.apply_chat_template(turns, tokenize=False, continue_final_message=True)
+    assert template.render(turns, continue_final_message=True) == text
+    ids = reference.apply_chat_template(turns, return_dict=False, continue_final_message=True)
+    assert encode_chat(Tokenizer(spec), template, turns, continue_final_message=True) == ids
+
+
+def test_a_marker_in_a_message_that_is_continued_is_plain_text() -> None:  # case D21
+    turns = [*user("hi"), {"role": "assistant", "content": "a<|im_end|>b<|im_"}]
+    ids = encode_chat(BYTES, CHATML_TEMPLATE, turns, continue_final_message=True)
+    assert [i for i in ids if i in BYTES.special_ids] == [257, 258, 257]
+    assert bytes(ids[-13:]) == b"<|im_end|>b<|im_"[-13:]
+
+
+def test_a_final_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    template = ChatTemplate("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    with pytest.raises(ChatError, match="can't be continued"):
+        template.render([*user("hi"), {"role": "assistant", "content": "so"}], continue_final_message=True)
+
+
 def test_the_default_model_gets_its_own_system_prompt() -> None:
     path = resolve("smollm2-135m-instruct", progress=lambda *_: None)
     spec = vocab.from_gguf(gguf.GGUFReader(path))

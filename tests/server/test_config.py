@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from server import config
+from server.api.response_store import StoreLimits
 from server.config import KIB, MIB, Config, is_loopback
+from server.gateway.limits import Rates
 from server.host import Deadlines
 from server.table import Limits
 
@@ -35,6 +37,7 @@ def test_the_defaults_are_the_contracts() -> None:
 def test_the_defaults_of_the_parts_agree_with_the_flags() -> None:
     parsed = config.parse([])
     assert parsed.limits == Limits()
+    assert parsed.responses == StoreLimits()
     assert parsed.deadlines == Deadlines()
 
 
@@ -52,10 +55,16 @@ def test_the_defaults_of_the_parts_agree_with_the_flags() -> None:
         (["--metrics-access", "key"], "metrics_access", "key"),
         (["--log-format", "json"], "log_format", "json"),
         (["--drain-timeout", "0"], "drain_timeout_s", 0),
-        (["--engine-url", "unix:/run/engine.sock"], "engine_url", "unix:/run/engine.sock"),
-        (["--engine-url", "tcp://10.0.0.1:9000", "--engine-token-file", "t"], "engine_url", "tcp://10.0.0.1:9000"),
-        (["--engine-url", "tcp://[::1]:9000", "--engine-token-file", "t"], "engine_url", "tcp://[::1]:9000"),
+        (["--engine-url", "unix:/run/engine.sock"], "engine_urls", ("unix:/run/engine.sock",)),
+        (["--engine-url", "tcp://10.0.0.1:9000", "--engine-token-file", "t"], "engine_urls", ("tcp://10.0.0.1:9000",)),
+        (["--engine-url", "tcp://[::1]:9000", "--engine-token-file", "t"], "engine_urls", ("tcp://[::1]:9000",)),
+        (["--engine-url", "unix:/a", "--engine-url", "unix:/b"], "engine_urls", ("unix:/a", "unix:/b")),
+        (["--engines", "4"], "engines", 4),
+        (["--tool-parser", "mistral"], "tool_parser", "mistral"),
+        ([], "tool_parser", "auto"),
         (["--host", "0.0.0.0", "--insecure"], "host", "0.0.0.0"),
+        (["--rate-limit-requests", "5", "--rate-limit-tokens", "7"], "rates", Rates(5, 7)),
+        ([], "rates", Rates()),
         (["--host", "0.0.0.0", "--api-keys", "keys.toml"], "api_keys", "keys.toml"),
     ],
 )
@@ -68,6 +77,8 @@ def test_each_flag_reaches_its_field(flags: list[str], field: str, value: Any) -
     [
         (["--credit-window", "2"], "limits", "credit_window", 2),
         (["--resume-ttl", "0"], "limits", "resume_ttl_s", 0),
+        (["--response-ttl", "0"], "responses", "ttl_s", 0),
+        (["--response-bytes", "5"], "responses", "bytes_max", 5),
         (["--log-bytes", "5"], "limits", "log_bytes", 5),
         (["--log-bytes-per-stream", "6"], "limits", "log_bytes_per_stream", 6),
         (["--max-streams", "7"], "limits", "streams_max", 7),
@@ -108,7 +119,9 @@ def test_the_engine_is_told_what_it_was_given() -> None:
         (["--host", "example.org"], "no loopback address"),
         (["--host", "0.0.0.0", "--insecure", "--conformance-echo"], "loopback addresses only"),
         (["--host", "0.0.0.0", "--api-keys", "k", "--conformance-echo"], "loopback addresses only"),
-        (["--engine-url", "unix:/a", "--engine-url", "unix:/b"], "one engine at a time"),
+        (["--engine-url", "unix:/a", "--engines", "2"], "give one of them"),
+        (["--engine-url", "unix:/a", "--engine-url", "tcp://h:1"], "needs --engine-token-file"),
+        (["--engines", "0"], "at least 1"),
         (["--engine-url", "tcp://h:1"], "needs --engine-token-file"),
         (["--engine-url", "http://h:1"], "unix:/path or tcp://host:port"),
         (["--engine-url", "unix:"], "unix:/path or tcp://host:port"),
@@ -120,6 +133,9 @@ def test_the_engine_is_told_what_it_was_given() -> None:
         (["--port", "-1"], "is no port"),
         (["--port", "http"], "--port"),
         (["--resume-ttl", "-1"], "at least 0"),
+        (["--rate-limit-requests", "0"], "at least 1"),
+        (["--rate-limit-tokens", "x"], "--rate-limit-tokens"),
+        (["--forwarded-allow-ips", "localhost"], "--forwarded-allow-ips"),
         (["--resume-ttl", "nan"], "at least 0"),
         (["--resume-ttl", "inf"], "at least 0"),
         (["--header-timeout", "0"], "more than 0"),

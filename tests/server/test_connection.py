@@ -172,3 +172,18 @@ class TestEnd:
             assert second.received.startswith(b"HTTP/1.1 503 ") and b"Retry-After" in second.received
             side.pass_time(LINGER_S)
             assert second.lost and not side.transport.lost
+
+
+def test_only_a_client_that_waited_for_an_answer_has_left_before_it(side: Side) -> None:
+    side.get("/echo")
+    side.read_all()
+    side.get("/wait")
+    side.transport.reset()
+    side.loop.rest()
+    assert side.program.go_on.cancelled()
+    assert side.program.left_behind == ["/wait"]
+    transport, _ = side.connect()
+    transport.feed(HEAD)  # its body never comes
+    transport.reset()
+    side.loop.rest()
+    assert side.program.left_behind == ["/wait"]

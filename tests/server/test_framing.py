@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from engine.wire import Logprob
 from protocols import sse
+from server.api.anthropic_messages import MessagesGrammar
 from server.api.openai_completions import CompletionGrammar
 from server.framing import DONE, RETRY_MS, Framing, Ndjson, Plain, Sse, polled, unescaped
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Stream, escaped
+from server.stream import Frame, Stream, escaped
 from tests.support.tables import Rig
 
 # Characters that end a line for some reader, that JSON must escape, or that take several bytes or two UTF-16 units.
@@ -44,6 +45,46 @@ def whole(stream: Stream, framing: Framing) -> bytes:
 
 def content(events: list[Any]) -> str:
     return "".join(c["delta"].get("content", "") for event in events for c in event.get("choices", ()))
+
+
+# Grammars with types and numbers
+
+
+def typed_stream(texts: list[str]) -> Stream:
+    """A stream whose text events have a type and hold their own position, and which has no terminator."""
+    stream = Rig().start()
+    stream.grammar.frames = [Frame(b'{"delta":"', b'","sequence_number":', "some.delta", b',"z":"%d"}')]
+    stream.grammar.closing = lambda stream, end: [Event(-1, b"", b'{"type":"over"}', "over")]  # type: ignore[method-assign]
+    for text in texts:
+        stream.append(Event(0, escaped(text)))
+    stream.finish(Outcome("stop"))
+    return stream
+
+
+@given(TEXTS, st.integers(0, 8))
+@settings(deadline=None)
+def test_typed_events_hold_their_type_and_position_in_every_framing(texts: list[str], start: int) -> None:
+    stream = typed_stream(texts)
+    first = min(1 + start, stream.log.end - 1)
+    events = stream.log.slice(first, stream.log.end)
+    served = sse.Parser().feed(Sse(stream).render(events, first))
+    datas = [json.loads(event.data) for event in served]
+    assert [event.event for event in served] == ["some.delta"] * (len(events) - 1) + ["over"]
+    assert [data["sequence_number"] for data in datas[:-1]] == list(range(first, stream.log.end - 1))
+    assert "".join(data["delta"] for data in datas[:-1]) == "".join(texts[first - 1 :])
+    assert [json.loads(line) for line in Ndjson(stream).render(events, first).splitlines()] == [*datas, {"done": True}]
+    poll = json.loads(polled(stream, events, first))
+    assert [(each["event"], each["data"]) for each in poll["events"]] == [
+        (event.event, data) for event, data in zip(served, datas, strict=True)
+    ]
+
+
+def test_a_stream_without_a_terminator_is_not_done_before_its_end() -> None:
+    stream = typed_stream(["a", "b"])
+    framing = Ndjson(stream)
+    parts = [framing.render(stream.log.slice(n, n + 1), n) for n in range(stream.log.end)]
+    assert b"".join(parts) == whole(stream, Ndjson(stream))
+    assert [b"done" in part for part in parts] == [False] * (stream.log.end - 1) + [True]
 
 
 # Server-sent events
@@ -215,10 +256,11 @@ def test_unescaped_undoes_escaped(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Sse, Ndjson, Plain])
-def test_framings_say_what_a_half_close_and_an_error_look_like_in_them(kind: type[Framing]) -> None:
-    assert kind.content_type.endswith(b"; charset=utf-8")
-    assert kind.half_close == bool(kind.ping)
-    assert kind.lies_at_the_end == (kind is Plain)
+def test_framings_say_what_a_half_close_and_an_error_look_like_in_them(kind: type[Sse | Ndjson | Plain]) -> None:
+    framing = kind(stream_of([]))
+    assert framing.content_type.endswith(b"; charset=utf-8")
+    assert framing.half_close == bool(framing.ping)
+    assert framing.lies_at_the_end == (kind is Plain)
 
 
 @pytest.mark.parametrize("text", AWKWARD)
@@ -230,6 +272,14 @@ def test_log_probabilities_carry_text_as_safely(text: str) -> None:
     data = client.stream.grammar.with_logprobs(choice, escaped(text), Logprob(0, -1.0, [65], [-1.0]))
     assert json.loads(data)["choices"][0]["delta"]["content"] == text
     assert len(data.decode().splitlines()) == 1
+
+
+def test_a_grammar_gives_its_own_ping() -> None:
+    stream = stream_of([])
+    assert Sse(stream).ping == b": ping\n"
+    stream.grammar = MessagesGrammar("model", 1)
+    assert Sse(stream).ping == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert Ndjson(stream).ping == b"\n"
 
 
 def test_done_is_the_terminator_of_the_openai_grammars() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from conformance_kit import http2_wire as wire
 from hpack import Encoder
 
 from protocols.http2 import STREAM_WINDOW_BYTES
@@ -14,7 +15,6 @@ from server.connection import HIGH_WATER_BYTES
 from server.http2_connection import UNREAD_REPLIES_BYTES_MAX
 from server.http2_stream import LINGER_S
 from tests.fuzz.transport import HIGH_WATER_DIVISOR
-from tests.support import http2 as wire
 from tests.support.wire_side import BIG, DEADLINES, Side, wire_side
 
 OPENING = PREFACE + wire.settings()
@@ -318,6 +318,7 @@ class TestEnd:
         side.loop.rest()
         assert not side.connection.busy
         assert side.program.go_on.cancelled()
+        assert side.program.left_behind == ["/wait"]
 
     def test_an_error_of_the_connection_cancels_all(self, side: Side, http2: Http2Side) -> None:
         http2.send(head(1, "/wait"))

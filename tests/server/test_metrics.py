@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.wire import Gauges
 from server.metrics import APIS, OUTCOMES, PROTOCOLS, RESUME_RESULTS, STATES, TTFT_BUCKETS_S, Histogram, Live, Metrics
-from server.outcome import Outcome
+from server.outcome import REFUSED, Outcome
 from tests.support.tables import Rig
 
 # DESIGN section 5, with `_total` where the format puts it.
@@ -90,7 +90,7 @@ def test_the_series_are_the_same_from_the_first_scrape_on() -> None:
     before = scrape(metrics).keys()
     rng = random.Random(1)
     for _ in range(500):
-        metrics.refused(rng.choice(APIS))
+        metrics.unbegun(rng.choice(APIS), rng.choice(OUTCOMES))
         metrics.ttft.observe(rng.expovariate(1))
         metrics.resumes[rng.choice(RESUME_RESULTS)] += 1
         metrics.ended[rng.choice(APIS), rng.choice(OUTCOMES)] += 1
@@ -100,13 +100,13 @@ def test_the_series_are_the_same_from_the_first_scrape_on() -> None:
 def test_a_label_outside_the_set_is_a_mistake_at_once() -> None:
     metrics = Metrics()
     with pytest.raises(KeyError):
-        metrics.refused("a path of a client's")
+        metrics.unbegun("a path of a client's", REFUSED)
     assert sum(metrics.ended.values()) == 0
 
 
 def test_a_refusal_counts_as_started_and_as_ended() -> None:
     metrics = Metrics()
-    metrics.refused("chat")
+    metrics.unbegun("chat", REFUSED)
     series = scrape(metrics)
     assert value(series, "sluice_requests_started_total", api="chat") == 1
     assert value(series, "sluice_requests_total", api="chat", outcome="refused") == 1

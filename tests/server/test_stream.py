@@ -58,7 +58,7 @@ def test_finish_frees_everything() -> None:
     assert sorted(rig.engine.cancelled) == [c.sequence_id for c in client.stream.choices]
     assert not rig.engine.live
     assert not list(rig.table.live)
-    assert rig.keys.has_room("alice")
+    assert rig.limiter.streams("alice") == 0
     assert client.stream.readers == []
     assert rig.clock.pending == 1  # the log's own end
     rig.clock.advance(rig.limits.resume_ttl_s)
@@ -405,12 +405,12 @@ def test_the_last_reader_to_leave_parks_the_stream_at_once_and_gives_its_slot_ba
     second = Client(first.stream)
     first.leave()
     assert first.stream.state == "queued"
-    assert not rig.keys.has_room("alice")
+    assert rig.limiter.streams("alice") == 1
     second.leave()
     assert first.stream.state == "detached"
     assert rig.engine.credits[-1] == (first.stream.choices[0].sequence_id, 0)
     assert rig.engine.runnable == []
-    assert rig.keys.has_room("alice")
+    assert rig.limiter.streams("alice") == 0
     assert rig.engine.cancelled == []
 
 
@@ -475,4 +475,4 @@ def test_a_return_after_the_end_needs_no_slot_and_changes_nothing() -> None:
     assert late.channel.finished == 1
     assert other.stream.outcome is None
     other.leave()
-    assert rig.keys.has_room("alice")
+    assert rig.limiter.streams("alice") == 0

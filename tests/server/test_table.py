@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -9,20 +10,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.wire import End, Gauges, Step
+from engine.wire import End
+from server.gateway.limits import unused_tokens
 from server.log import Event
 from server.outcome import Outcome
 from server.stream import Choice, Stream
 from server.table import ENGINE_DEATHS_MAX, GONE_MAX, Busy, new_stream_id
-from tests.support.tables import START_S, Client, Rig
+from tests.support.tables import START_S, Client, Rig, StandingBucket
 
 # Room
 
 
 def test_stream_ids_are_unguessable_and_never_repeat() -> None:
+    """And never an option of a command line."""
     ids = {new_stream_id() for _ in range(1000)}
     assert len(ids) == 1000
-    assert all(len(id_) == 24 for id_ in ids)
+    assert all(len(id_) == 24 and id_[0].isalnum() for id_ in ids)
 
 
 def test_without_an_engine_nothing_starts() -> None:
@@ -31,7 +34,7 @@ def test_without_an_engine_nothing_starts() -> None:
     with pytest.raises(Busy, match="starting") as busy:
         rig.start(key="alice")
     assert (busy.value.status, busy.value.retry_after_s) == (503, 2)
-    assert rig.keys.has_room("alice")
+    assert rig.limiter.streams("alice") == 0
 
 
 def test_the_servers_limit_is_503_and_counts_streams_that_have_not_ended() -> None:
@@ -104,7 +107,7 @@ def test_a_returning_reader_takes_a_slot_again_or_is_told_that_there_is_none() -
     second.stream.finish(Outcome("cancelled"))
     rig.table.retake_slot(first.stream)
     rig.table.retake_slot(first.stream)
-    assert not rig.keys.has_room("alice")
+    assert rig.limiter.streams("alice") == 1
 
 
 # What is submitted
@@ -383,12 +386,30 @@ def test_without_waiting_a_death_is_an_error_at_once() -> None:
     assert client.channel.finished == 1
 
 
-def test_a_dead_engine_holds_nothing() -> None:
-    rig = Rig()
-    rig.table.on_step(Step([], [], [], [], [], Gauges(running=5, blocks_used=9)))
-    assert rig.table.gauges.running == 5
-    lose(rig)
-    assert rig.table.gauges == Gauges()
+def test_of_several_engines_one_dies_with_its_own_sequences_which_go_on_at_once() -> None:
+    rig = Rig(credit_window=8)
+    on_dead, on_other, both = rig.open(), rig.open(), rig.open(n=2)
+    for client in (on_dead, on_other, both):
+        rig.admit(client.stream)
+    rig.play(on_dead.stream, "ab")
+    rig.play(on_other.stream, "x")
+    lost = [on_dead.stream.choices[0].sequence_id, both.stream.choices[1].sequence_id]
+    for id_ in lost:
+        del rig.engine.live[id_]
+    before = len(rig.engine.submitted)
+    rig.table.on_engine_lost(lost)
+    again = rig.engine.submitted[before:]
+    assert [message.generated for message in again] == [list(b"ab"), []]
+    assert rig.clock.pending == 3  # their queue timeouts; nothing waits for an engine
+    rig.table.on_engine_ready()  # it is back: nobody needs it
+    assert len(rig.engine.submitted) == before + 2
+    rig.play(on_dead.stream, "c")
+    rig.play(on_other.stream, "y")
+    assert (on_dead.text, on_other.text) == ("abc", "xy")
+    assert [client.stream.deaths for client in (on_dead, on_other, both)] == [1, 0, 1]
+    rig.table.on_engine_lost([both.stream.choices[0].sequence_id])  # a second death beside it
+    assert both.stream.outcome == Outcome("error", "the engine died", retriable=False)
+    assert rig.engine.cancelled == [both.stream.choices[1].sequence_id]  # what it had elsewhere
 
 
 # Steps
@@ -438,6 +459,17 @@ def test_latencies_are_observed_once_a_step_for_each_stream() -> None:
         (2, 0.2),
         (1, 0.8),
     ]
+
+
+def test_a_stream_that_missed_a_step_has_its_own_latency() -> None:
+    rig = Rig()
+    steady, late = rig.open(), rig.open()
+    ids = [client.stream.choices[0].sequence_id for client in (steady, late)]
+    for in_step in (ids, ids[:1], ids, ids):
+        rig.table.on_step(rig.engine.tokens([(id_, 65) for id_ in in_step]))
+        rig.clock.advance(0.1)
+    itl = rig.metrics.itl
+    assert (sum(itl._counts), round(itl._sum, 6)) == (5, 0.6)  # 0.1 four times, 0.2 over the missed step
 
 
 def test_our_own_mistake_ends_its_stream_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,6 +534,9 @@ class TableMachine(RuleBasedStateMachine):
             queue_timeout_s=20,
             request_timeout_s=60,
         )
+        self.buckets = {name: StandingBucket(10**9, 0.0) for name in ("alice", "bob")}
+        for name, bucket in self.buckets.items():
+            self.rig.limiter._account(name).tokens = bucket
         self.clients: list[Client] = []
         self.streams: list[Stream] = []
 
@@ -592,7 +627,7 @@ class TableMachine(RuleBasedStateMachine):
     def slots_belong_to_live_streams_with_readers(self) -> None:
         if hasattr(self, "rig"):
             holding = Counter(s.key for s in self.rig.table.live if s.readers)
-            assert holding == Counter(self.rig.keys._streams)
+            assert holding == {name: n for name in self.buckets if (n := self.rig.limiter.streams(name))}
 
     @invariant()
     def the_engine_has_what_is_live_and_nothing_else(self) -> None:
@@ -603,6 +638,21 @@ class TableMachine(RuleBasedStateMachine):
         assert set(engine.live) == wanted == set(table._choices)
         queued = [c for c in table._choices.values() if not c.admitted]
         assert table._queued == len(queued)
+        assert table._queued_of == Counter(choice.stream.key for choice in queued)
+
+    @invariant()
+    def buckets_lack_what_was_made_and_the_prompts_that_were_used(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        for name, bucket in self.buckets.items():
+            account = self.rig.limiter._account(name)
+            account.settled_at = -math.inf
+            account.settle(self.rig.clock())
+            streams = [stream for stream in self.streams if stream.key == name]
+            used = sum(stream.completion_tokens + stream.prompt_tokens for stream in streams)
+            used -= sum(unused_tokens(stream) for stream in streams if stream.outcome)
+            assert bucket.level == bucket.per_minute - used
+            assert set(account.charged) == {s for s in streams if not s.outcome}
 
     @invariant()
     def credit_is_within_a_window_of_the_furthest_reader(self) -> None:

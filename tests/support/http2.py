@@ -1,16 +1,15 @@
-"""Clients for HTTP/2. `Wire` sends frames as a test wants them, right or wrong, and reads what comes with its own eyes
-(nothing of h2 but HPACK's decoder); `Peer` is a proper client on hyper's h2. Both over TCP or TLS, with deadlines."""
+"""A proper client for HTTP/2 on hyper's h2, over TCP or TLS, with deadlines. What sends any frame, right or wrong, is
+`Wire` of the conformance suite's kit."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import ssl
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -23,16 +22,12 @@ from h2.events import (
     StreamReset,
 )
 from h2.settings import SettingCodes
-from hpack import Decoder, Encoder
 
-from protocols.http2_guard import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind
 from tests.support.http_client import connected
 from tests.support.serving import DEADLINE_S, READ_BYTES
 from tests.support.tools import tool
 
 Fields = list[tuple[str, str]]
-GET: Fields = [(":method", "GET"), (":scheme", "http"), (":authority", "localhost"), (":path", "/")]
-POST: Fields = [(":method", "POST"), *GET[1:]]
 
 
 def make_certificate(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
@@ -55,146 +50,6 @@ def dial(port: int, certificate: Path | None, *, receive_buffer: int | None = No
     tls = context.wrap_socket(raw, server_hostname="localhost")
     assert tls.selected_alpn_protocol() == alpn
     return tls
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """The bytes of a frame."""
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-
-
-def settings(*pairs: tuple[int, int], flags: int = 0) -> bytes:
-    """A SETTINGS frame."""
-    return frame(Kind.SETTINGS, flags, 0, b"".join(k.to_bytes(2, "big") + v.to_bytes(4, "big") for k, v in pairs))
-
-
-def window_update(stream: int, increment: int) -> bytes:
-    """A WINDOW_UPDATE frame."""
-    return frame(Kind.WINDOW_UPDATE, 0, stream, increment.to_bytes(4, "big"))
-
-
-def reset(stream: int, code: int = Code.CANCEL) -> bytes:
-    """An RST_STREAM frame."""
-    return frame(Kind.RST_STREAM, 0, stream, code.to_bytes(4, "big"))
-
-
-def data(stream: int, payload: bytes = b"", *, end: bool = False) -> bytes:
-    """A DATA frame."""
-    return frame(Kind.DATA, END_STREAM if end else 0, stream, payload)
-
-
-class Seen(NamedTuple):
-    """A frame that came."""
-
-    kind: int
-    flags: int
-    stream: int
-    payload: bytes
-
-    @property
-    def code(self) -> int:
-        """The error code of RST_STREAM or GOAWAY."""
-        return int.from_bytes(self.payload[4:8] if self.kind == Kind.GOAWAY else self.payload[:4], "big")
-
-
-class Closed(Exception):
-    """The server ended the connection."""
-
-
-class Wire:
-    """One connection of raw frames; `headers` encodes with a table of its own. The opening is done when it is made."""
-
-    def __init__(self, port: int, certificate: Path | None = None, *, opening: bytes | None = None) -> None:
-        self.socket = dial(port, certificate)
-        self.encoder = Encoder()
-        self._decoder = Decoder(1 << 20)
-        self._buffer = bytearray()
-        self.goaway: Seen | None = None
-        self.send(PREFACE + settings() if opening is None else opening)
-        if opening is None:
-            self.wait(lambda seen: seen.kind == Kind.SETTINGS and not seen.flags & ACK)
-            self.send(settings(flags=ACK))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, *frames: bytes) -> None:
-        """Send bytes as they are; a server that has closed already is no fault."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLError):
-            self.socket.sendall(b"".join(frames))
-
-    def block(self, fields: Iterable[tuple[str, str]]) -> bytes:
-        """An HPACK block."""
-        return self.encoder.encode(list(fields))
-
-    def headers(self, stream: int, fields: Iterable[tuple[str, str]] = GET, *, end: bool = True) -> bytes:
-        """A HEADERS frame with a whole block."""
-        return frame(Kind.HEADERS, END_HEADERS | (END_STREAM if end else 0), stream, self.block(fields))
-
-    def read(self) -> Seen:
-        """The next frame; Closed at the end."""
-        while len(self._buffer) < 9 or len(self._buffer) < 9 + int.from_bytes(self._buffer[:3], "big"):
-            try:
-                piece = self.socket.recv(READ_BYTES)
-            except (ConnectionResetError, ssl.SSLError):
-                piece = b""
-            if not piece:
-                raise Closed
-            self._buffer += piece
-        length = int.from_bytes(self._buffer[:3], "big")
-        head, payload = self._buffer[:9], bytes(self._buffer[9 : 9 + length])
-        del self._buffer[: 9 + length]
-        seen = Seen(head[3], head[4], int.from_bytes(head[5:9], "big"), payload)
-        if seen.kind == Kind.GOAWAY:
-            self.goaway = seen
-        return seen
-
-    def wait(self, condition: Callable[[Seen], bool]) -> Seen:
-        """Read up to a frame."""
-        while True:
-            if condition(seen := self.read()):
-                return seen
-
-    def answer(self, stream: int) -> tuple[dict[str, str], bytes]:
-        """Read to the end of an answer: its fields and its body. AssertionError when it is reset."""
-        fields: dict[str, str] = {}
-        body = b""
-        while True:
-            seen = self.read()
-            assert seen.kind != Kind.GOAWAY or not seen.code, seen
-            if seen.stream != stream:
-                continue
-            assert seen.kind != Kind.RST_STREAM, seen
-            if seen.kind == Kind.HEADERS:
-                fields = {str(k): str(v) for k, v in self._decoder.decode(seen.payload)}
-            elif seen.kind == Kind.DATA:
-                body += seen.payload
-            if seen.flags & END_STREAM and seen.kind in (Kind.HEADERS, Kind.DATA) and fields.get(":status") != "100":
-                return fields, body
-
-    def alive(self) -> None:
-        """A ping is answered, and there was no GOAWAY before it."""
-        self.send(frame(Kind.PING, 0, 0, b"are you?"))
-        self.wait(lambda seen: seen.kind == Kind.PING and seen.flags == ACK and seen.payload == b"are you?")
-        assert self.goaway is None, self.goaway
-
-    def connection_error(self, *codes: int) -> None:
-        """The connection ends, after a GOAWAY with one of these codes."""
-        try:
-            while True:
-                self.read()
-        except Closed:
-            pass
-        assert self.goaway is not None, "no GOAWAY"
-        assert self.goaway.code in codes, self.goaway
-
-    def stream_error(self, stream: int, *codes: int) -> None:
-        """The stream is reset with one of these codes, and the connection goes on."""
-        seen = self.wait(lambda seen: seen.kind == Kind.RST_STREAM and seen.stream == stream)
-        assert seen.code in codes, seen
-        self.alive()
 
 
 class Peer:

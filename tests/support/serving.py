@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,6 +37,7 @@ __all__ = [
     "chat",
     "flood",
     "joined",
+    "lone_engine",
     "request_bytes",
     "until",
 ]
@@ -218,3 +220,16 @@ class Server:
             until(reached, "")
         except AssertionError:
             raise AssertionError(f"{series} is {seen[-1]:g}, not {value:g}; the log:\n{self.log}") from None
+
+
+@contextmanager
+def lone_engine(address: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m engine --listen`, ready; killed at the end."""
+    argv = [sys.executable, "-m", "engine", "--listen", address, "--engine", "synthetic", *flags]
+    with subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"sluice engine ready on {address}\n".encode()
+            yield process
+        finally:
+            process.kill()

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 import torch
 
 from engine.model_runner import ModelRunner
+from engine.models.decoder import TorchDecoder
 from engine.sequence import Sampled, Sequence, Slice
 from engine.wire import Sampling
 
@@ -26,7 +27,8 @@ class Stepper:
 
     def poison(self) -> None:
         """Fills the whole cache with NaN, as a careless sequence before might have."""
-        for caches in self.runner._model.caches:
+        model = self.runner._model
+        for caches in model.attention.caches if isinstance(model, TorchDecoder) else model.caches:
             for cache in caches:
                 cache[:-1].fill_(torch.nan)
 

@@ -10,10 +10,12 @@ from engine.wire import End, Sampling
 from server.api.openai_chat import ChatGrammar
 from server.framing import Framing, Ndjson
 from server.gateway.keys import Key, Keys
+from server.gateway.limits import Bucket, Limiter, Rates
 from server.metrics import Metrics
 from server.readers import ClientReader
 from server.stream import Stream
 from server.table import Limits, Part, StreamTable, TextOptions
+from server.tools.formats import CallFormat
 from tests.support.clock import Clock
 from tests.support.engines import ScriptedEngine, tokenizer
 
@@ -83,10 +85,25 @@ class Client:
         return "".join(choice["delta"].get("content", "") for choice in choices)
 
 
+class StandingBucket(Bucket):
+    """Nothing drips in: what was taken can be counted."""
+
+    def fill(self, now: float) -> None:
+        """Nothing."""
+
+
 class Rig:
     """Everything around one table."""
 
-    def __init__(self, *, keys: dict[str, int | None] | None = None, running_max: int = 8, **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        keys: dict[str, int | None] | None = None,
+        rates: Rates | None = None,
+        running_max: int = 8,
+        **limits: Any,
+    ) -> None:
+        """`keys`: how many streams each may have."""
         self.clock = Clock(START_S)
         self.engine = ScriptedEngine(running_max=running_max)
         self.tokenizer: Tokenizer = tokenizer()
@@ -94,13 +111,14 @@ class Rig:
         self.keys = Keys(
             None if keys is None else [Key(name, name.encode(), streams_max) for name, streams_max in keys.items()]
         )
+        self.limiter = Limiter(self.keys, rates or Rates(), self.clock)
         self.access: list[Stream] = []
         self.faults: list[tuple[str, str]] = []
         self.limits = Limits(**limits)
         self.table = StreamTable(
             self.engine,
             self.tokenizer,
-            self.keys,
+            self.limiter,
             self.metrics,
             self.limits,
             clock=self.clock,
@@ -110,11 +128,18 @@ class Rig:
         )
 
     def start(
-        self, *, n: int = 1, prompts: int = 1, key: str = "", stops: tuple[str, ...] = (), **options: Any
+        self,
+        *,
+        n: int = 1,
+        prompts: int = 1,
+        key: str = "",
+        stops: tuple[str, ...] = (),
+        calls: CallFormat | None = None,
+        **options: Any,
     ) -> Stream:
         """A stream of n choices for each prompt; nobody reads it yet."""
         parts = [
-            Part([10 + prompt, 1, 2], Sampling(max_tokens=1000, prompt_index=prompt, choice_index=choice))
+            Part([10 + prompt, 1, 2], Sampling(max_tokens=1000, prompt_index=prompt, choice_index=choice), calls)
             for prompt in range(prompts)
             for choice in range(n)
         ]

@@ -40,6 +40,7 @@ class StubProgram(EchoProgram):
         self.begun: list[str] = []  # paths, in order
         self.go_on: asyncio.Future[None] = loop.create_future()
         self.sessions: list[Session] = []
+        self.left_behind: list[str] = []  # paths whose clients left before there was an answer
 
     def refuse(self, call: Call) -> Response | None:
         """See Program."""
@@ -53,6 +54,10 @@ class StubProgram(EchoProgram):
         if call.path == "/big":
             return Response(200, BIG)
         return await super().answer(call)
+
+    def left(self, call: Call) -> None:
+        """See Program."""
+        self.left_behind.append(call.path)
 
     def upgrade(self, call: Call) -> Response | Upgrade:
         """See Program."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance_kit.rules import row, rule
+from conformance_kit.rules import http1_only, row, rule
 from conformance_kit.target import REFUSALS, Target
 from conformance_kit.verdicts import refused, understood
 
+pytestmark = http1_only
 RFC = "RFC 9112 section "
 SYNTAX = "a field that does not fit the grammar is refused"
 

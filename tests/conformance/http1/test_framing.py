@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance_kit.rules import not_offered, row, rule
+from conformance_kit.rules import http1_only, not_offered, row, rule
 from conformance_kit.target import Target
 from conformance_kit.verdicts import not_small, refused, understood
 
+pytestmark = http1_only
 RFC = "RFC 9112 section "
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 BAD, BAD_OR_LARGE, BAD_OR_UNKNOWN = frozenset({400}), frozenset({400, 413}), frozenset({400, 501})

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance_kit.rules import row, rule
+from conformance_kit.rules import http1_only, row, rule
 from conformance_kit.target import Target
 
+pytestmark = http1_only
 RFC = "RFC 9112 section "
 
 

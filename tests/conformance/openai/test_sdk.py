@@ -16,11 +16,16 @@ MESSAGES: list[Any] = [{"role": "user", "content": PROMPT}]
 @pytest.fixture
 def client(target: Target) -> Iterator[Any]:
     try:
-        from openai import OpenAI
+        from openai import DefaultHttpxClient, OpenAI
     except ImportError:
         not_offered("the package openai is not installed here")
     url = target.settings.base_url.rstrip("/").removesuffix("/v1") + "/v1"
-    with OpenAI(base_url=url, api_key=target.settings.api_key or "none", max_retries=0, timeout=30) as made:
+    key = target.settings.api_key or "none"
+    http2 = target.settings.http2
+    with (
+        DefaultHttpxClient(http1=not http2, http2=http2, verify=target.tls_context("h2")) as http,
+        OpenAI(base_url=url, api_key=key, max_retries=0, timeout=30, http_client=http) as made,
+    ):
         yield made
 
 

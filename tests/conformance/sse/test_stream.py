@@ -9,7 +9,7 @@ import re
 
 import pytest
 from conformance_kit.events import FIELDS, blocks, lines_of, parse, split_line
-from conformance_kit.rules import not_offered, row, rule
+from conformance_kit.rules import http1_only, not_offered, row, rule
 from conformance_kit.target import Target
 from conformance_kit.wire import Answer
 
@@ -59,6 +59,7 @@ def test_nosniff(target: Target) -> None:
     assert (target.stream().header("x-content-type-options") or "").lower() == "nosniff"
 
 
+@http1_only
 @rule("a stream's length isn't known beforehand: chunked, without Content-Length", "RFC 9112 section 6.1", "should")
 def test_chunked(target: Target) -> None:
     answer = target.stream()
@@ -169,7 +170,7 @@ def test_line_ends_have_no_meaning(target: Target, line_end: str) -> None:
     assert parse(text.replace("\n", line_end).encode()) == target.events(LONG)
 
 
-@rule("each HTTP chunk ends where an event ends: proxies and readers hold nothing back", "RFC 9112 7.1", "should")
+@rule("each chunk (HTTP/2: DATA frame) ends where an event ends: nobody holds anything back", "RFC 9112 7.1", "should")
 def test_chunks_are_whole_events(target: Target) -> None:
     answer = target.stream(LONG)
     body = bytes(answer.body)
@@ -231,6 +232,7 @@ def test_not_compressed(target: Target, encoding: str) -> None:
     assert parse(bytes(answer.body)), answer
 
 
+@http1_only
 @rule("HTTP/1.0 gets the stream until the close, without chunks (nginx asks so by default)", "RFC 9112 section 6.1")
 def test_http_1_0(target: Target) -> None:
     answer = asked(target, version="1.0")
@@ -247,6 +249,7 @@ def test_connection_goes_on(target: Target) -> None:
             assert connection.persistent
 
 
+@http1_only
 @rule("pipelined behind a stream, a request is answered behind it", "RFC 9112 section 9.3.2")
 def test_pipelined_streams(target: Target) -> None:
     with target.connect() as connection:

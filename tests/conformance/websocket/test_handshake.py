@@ -8,7 +8,7 @@ import base64
 
 import pytest
 from conformance_kit.frames import PING, WebSocket, accept_for, frame, handshake, upgrade
-from conformance_kit.rules import not_offered, row, rule
+from conformance_kit.rules import http1_only, not_offered, row, rule
 from conformance_kit.sockets import goes_on
 from conformance_kit.target import Target
 
@@ -16,6 +16,7 @@ RFC = "RFC 6455 section "
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 
 
+@http1_only
 @rule("Sec-WebSocket-Accept proves that the key was read", RFC + "4.2.2")
 def test_accept(target: Target) -> None:
     with target.connect() as connection:
@@ -24,6 +25,7 @@ def test_accept(target: Target) -> None:
         assert answer.header("sec-websocket-accept") == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", answer
 
 
+@http1_only
 @rule("every key has its own accept", RFC + "4.2.2")
 @pytest.mark.parametrize("number", range(4))
 def test_accept_of_other_keys(target: Target, number: int) -> None:
@@ -33,6 +35,7 @@ def test_accept_of_other_keys(target: Target, number: int) -> None:
         assert answer.header("sec-websocket-accept") == accept_for(key), answer
 
 
+@http1_only
 @rule("a 101 has Upgrade: websocket and Connection: Upgrade", RFC + "4.2.2")
 def test_fields_of_the_101(target: Target) -> None:
     with WebSocket(target) as socket:
@@ -40,6 +43,7 @@ def test_fields_of_the_101(target: Target) -> None:
         assert "upgrade" in socket.handshake.members("connection"), socket.handshake
 
 
+@http1_only
 @rule("a 101 has no body, and no framing of one", "RFC 9110 section 15.2.2, RFC 9112 section 6.2")
 @pytest.mark.parametrize("name", ["Content-Length", "Transfer-Encoding"])
 def test_101_has_no_framing(target: Target, name: str) -> None:
@@ -55,16 +59,16 @@ def test_nothing_unasked_for(target: Target, name: str) -> None:
 
 
 GOOD = [
-    row("upgrade in capitals", ("Upgrade: WebSocket",), text="the value websocket is compared without case", source=RFC + "4.2.1"),
-    row("connection in lower case", ("Connection: upgrade",), text="connection options are compared without case", source=RFC + "4.2.1"),
-    row("connection list", ("Connection: keep-alive, Upgrade",), text="Connection is a list (Firefox sends this)", source=RFC + "4.2.1"),
-    row("connection on two lines", ("Connection: keep-alive", "Connection: Upgrade"), text="a list may come on several lines", source="RFC 9110 section 5.3"),
-    row("upgrade list", ("Upgrade: websocket, foo/2",), text="Upgrade is a list", source="RFC 9110 section 7.8", level="should"),
-    row("header names in lower case", ("upgrade: websocket", "connection: Upgrade", f"sec-websocket-key: {KEY}", "sec-websocket-version: 13"), text="field names are case-insensitive", source="RFC 9110 section 5.1"),
-    row("white space", ("Upgrade: \t websocket ", "Sec-WebSocket-Version:   13  "), text="white space around a value is no part of it", source="RFC 9112 section 5"),
+    row("upgrade in capitals", ("Upgrade: WebSocket",), text="the value websocket is compared without case", source=RFC + "4.2.1", marks=(http1_only,)),
+    row("connection in lower case", ("Connection: upgrade",), text="connection options are compared without case", source=RFC + "4.2.1", marks=(http1_only,)),
+    row("connection list", ("Connection: keep-alive, Upgrade",), text="Connection is a list (Firefox sends this)", source=RFC + "4.2.1", marks=(http1_only,)),
+    row("connection on two lines", ("Connection: keep-alive", "Connection: Upgrade"), text="a list may come on several lines", source="RFC 9110 section 5.3", marks=(http1_only,)),
+    row("upgrade list", ("Upgrade: websocket, foo/2",), text="Upgrade is a list", source="RFC 9110 section 7.8", level="should", marks=(http1_only,)),
+    row("header names in lower case", ("upgrade: websocket", "connection: Upgrade", f"sec-websocket-key: {KEY}", "sec-websocket-version: 13"), text="field names are case-insensitive", source="RFC 9110 section 5.1", marks=(http1_only,)),
+    row("white space", ("Upgrade: \t websocket ", "Sec-WebSocket-Version:   13  "), text="white space around a value is no part of it", source="RFC 9112 section 5", marks=(http1_only,)),
     row("cookies", ("Cookie: a=1; b=2",), text="other fields are ignored", source=RFC + "4.2.1"),
-    row("same origin", ("Origin: http://AUTHORITY",), text="a browser's page from this very origin gets in", source=RFC + "10.2"),
-    row("Content-Length: 0", ("Content-Length: 0",), text="a request without a body may say so", source="RFC 9110 section 8.6", level="should"),
+    row("same origin", ("Origin: SCHEME://AUTHORITY",), text="a browser's page from this very origin gets in", source=RFC + "10.2"),
+    row("Content-Length: 0", ("Content-Length: 0",), text="a request without a body may say so", source="RFC 9110 section 8.6", level="should", marks=(http1_only,)),
     row("unknown extension", ("Sec-WebSocket-Extensions: x-foo; a=1",), text="an unknown extension is declined, and the handshake goes on", source=RFC + "9.1"),
 ]  # fmt: skip
 
@@ -78,12 +82,12 @@ def test_understood(target: Target, fields: tuple[str, ...]) -> None:
 
 NOT_13 = frozenset({400, 426})
 BAD = [
-    row("no key", ("Sec-WebSocket-Key:",), {400}, text="without a key there is no handshake: 400", source=RFC + "4.2.1 and 4.2.2"),
-    row("short key", ("Sec-WebSocket-Key: AAAA",), {400}, text="a key is 16 bytes in base64", source=RFC + "4.2.1", level="should"),
-    row("key of 15 bytes", ("Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAA",), {400}, text="a key is 16 bytes in base64", source=RFC + "4.2.1", level="should"),
-    row("key of 17 bytes", ("Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAAA=",), {400}, text="a key is 16 bytes in base64", source=RFC + "4.2.1", level="should"),
-    row("key that is no base64", ("Sec-WebSocket-Key: !!!!!!!!!!!!!!!!!!!!!!==",), {400}, text="a key is 16 bytes in base64", source=RFC + "4.2.1", level="should"),
-    row("two keys", (f"Sec-WebSocket-Key: {KEY}", f"Sec-WebSocket-Key: {KEY}"), {400}, text="the key comes once", source=RFC + "11.3.1", level="should"),
+    row("no key", ("Sec-WebSocket-Key:",), {400}, text="without a key there is no handshake: 400", source=RFC + "4.2.1 and 4.2.2", marks=(http1_only,)),
+    row("short key", ("Sec-WebSocket-Key: AAAA",), {400}, text="a key is 16 bytes in base64", source=RFC + "4.2.1", level="should", marks=(http1_only,)),
+    row("key of 15 bytes", ("Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAA",), {400}, text="a key is 16 bytes in base64", source=RFC + "4.2.1", level="should", marks=(http1_only,)),
+    row("key of 17 bytes", ("Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAAA=",), {400}, text="a key is 16 bytes in base64", source=RFC + "4.2.1", level="should", marks=(http1_only,)),
+    row("key that is no base64", ("Sec-WebSocket-Key: !!!!!!!!!!!!!!!!!!!!!!==",), {400}, text="a key is 16 bytes in base64", source=RFC + "4.2.1", level="should", marks=(http1_only,)),
+    row("two keys", (f"Sec-WebSocket-Key: {KEY}", f"Sec-WebSocket-Key: {KEY}"), {400}, text="the key comes once", source=RFC + "11.3.1", level="should", marks=(http1_only,)),
     row("no version", ("Sec-WebSocket-Version:",), NOT_13, text="the version must be 13", source=RFC + "4.2.1"),
     row("version 0", ("Sec-WebSocket-Version: 0",), NOT_13, text="the version must be 13", source=RFC + "4.2.1"),
     row("version 7", ("Sec-WebSocket-Version: 7",), NOT_13, text="the version must be 13", source=RFC + "4.2.1"),
@@ -121,6 +125,7 @@ NO_UPGRADE = [
 ]  # fmt: skip
 
 
+@http1_only
 @pytest.mark.parametrize(("line", "fields"), NO_UPGRADE)
 def test_no_upgrade(target: Target, line: str, fields: tuple[str, ...]) -> None:
     """No 101; what else it gets is the route's own business."""
@@ -129,6 +134,7 @@ def test_no_upgrade(target: Target, line: str, fields: tuple[str, ...]) -> None:
         assert answer.status != 101, answer
 
 
+@http1_only
 @rule("the handshake needs a Host, like every HTTP/1.1 request", RFC + "4.2.1")
 def test_no_host(target: Target) -> None:
     with target.connect() as connection:
@@ -139,7 +145,7 @@ def test_no_host(target: Target) -> None:
 def test_other_path(service: Target) -> None:
     with service.connect() as connection:
         answer = handshake(connection, upgrade(service, line=f"GET {service.prefix}/no/such/path HTTP/1.1"))
-        if answer.status == 101:
+        if answer.status == connection.switched:
             not_offered("the application opens a WebSocket on every path")
         assert answer.status in {403, 404, 400, 405} and answer.end == "whole", answer
 
@@ -157,7 +163,7 @@ def test_frames_behind_the_request(target: Target) -> None:
 @rule("a handshake in pieces of one byte is the same handshake", "RFC 9112 section 2.1")
 def test_in_pieces(target: Target) -> None:
     with target.connect() as connection:
-        assert handshake(connection, upgrade(target), one_by_one=True).status == 101
+        assert handshake(connection, upgrade(target), one_by_one=True).status == connection.switched
 
 
 @rule("a plain request before the handshake on the same connection is no hindrance", "RFC 9110 section 7.8")
@@ -167,7 +173,7 @@ def test_behind_a_plain_request(target: Target) -> None:
         connection.answer(target.method)
         if connection.persistent:
             connection.send(upgrade(target))
-            assert connection.begin("GET", upgrade=True).status == 101
+            assert connection.begin("GET", upgrade=True).status == connection.switched
 
 
 PROTOCOLS = [
@@ -284,7 +290,7 @@ MALFORMED = [
 def test_deflate_malformed(target: Target, parameters: str) -> None:
     with target.connect() as connection:
         answer = handshake(connection, upgrade(target, f"Sec-WebSocket-Extensions: {DEFLATE}{parameters}"))
-        if answer.status == 101:
+        if answer.status == connection.switched:
             assert answer.header("sec-websocket-extensions") is None, answer
         else:
             assert answer.status == 400, answer

@@ -13,7 +13,7 @@ import pytest
 from engine.wire import Logprob, PromptLogprobs
 from server.api.errors import ApiError
 from server.api.generation import NDJSON, PLAIN, SSE, Generation, Model, framing_named, whole
-from server.api.openai_chat import encode_messages, plan_chat
+from server.api.openai_chat import plan_chat
 from server.api.openai_completions import ECHO_TOKENS_MAX, plan_completion
 from server.api.types import ChatRequest, CompletionRequest, parse
 from server.chat import ChatTemplate
@@ -24,6 +24,13 @@ from tests.support.engines import VOCAB, hello
 from tests.support.tables import Rig
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}:"
+
+
+def called(arguments: str) -> dict[str, Any]:
+    return {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+CALL = called("{}")
 
 
 def generation(rig: Rig | None = None) -> Generation:
@@ -48,8 +55,7 @@ def refusal(plan: Any, *args: Any, **fields: Any) -> ApiError:
 
 
 def prompt_of(messages: list[dict[str, Any]]) -> str:
-    request = parse(json.dumps({"messages": messages}).encode(), ChatRequest)
-    return bytes(asyncio.run(encode_messages(generation(), request.messages))).decode()
+    return bytes(chat_parts(messages=messages)[0].prompt).decode()
 
 
 # Messages to a prompt (D15)
@@ -84,7 +90,16 @@ def test_an_assistants_turn_may_have_no_content() -> None:
             {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]},
             "messages.1.content.1.type",
         ),
-        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages.1.tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages.1.tool_calls.0.id"),
+        ({"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}, "messages.1.tool_calls.0.type"),
+        *[
+            ({"role": "assistant", "tool_calls": [CALL, called(text)]}, "messages.1.tool_calls.1.function.arguments")
+            for text in ("x", "[]", "1", "{", '{"a":1} x', "[" * 5000)
+        ],
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages.1.tool_calls"),
+        ({"role": "tool", "content": "x"}, "messages.1.tool_call_id"),
+        ({"role": "tool", "tool_call_id": "a"}, "messages.1.content"),
+        ({"role": "user", "content": "x", "tool_call_id": "a"}, "messages.1.tool_call_id"),
     ],
 )
 def test_what_can_not_be_shown_to_the_model_is_refused_with_its_path(message: dict[str, Any], param: str) -> None:
@@ -201,9 +216,15 @@ def test_another_model_is_404() -> None:
     chat_parts(model="model")
 
 
-def test_only_text_is_a_response_format() -> None:
-    chat_parts(response_format={"type": "text"})
-    assert refusal(chat_parts, response_format={"type": "json_object"}).param == "response_format.type"
+def test_a_form_of_the_answer_becomes_its_grammar() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    assert chat_parts(response_format={"type": "text"})[0].sampling.grammar == ""
+    assert chat_parts(tools=[tool])[0].sampling.grammar == ""
+    for fields in ({"response_format": {"type": "json_object"}}, {"tools": [tool], "tool_choice": "required"}):
+        parts = chat_parts(n=2, **fields)
+        assert parts[0].sampling.grammar.startswith("start: ")
+        assert parts[0].sampling.grammar == parts[1].sampling.grammar
+    assert refusal(chat_parts, response_format={"type": "yaml"}).param == "response_format.type"
 
 
 # Accept
@@ -244,8 +265,8 @@ def started(rig: Rig, request: ChatRequest | CompletionRequest) -> Stream:
 def events(stream: Stream) -> list[dict[str, Any]]:
     frames = stream.grammar.frames
     datas = []
-    for choice, text, data, _ in stream.log.slice(0, stream.log.end):
-        datas.append(data if data is not None else frames[choice][0] + text + frames[choice][1])
+    for position, (choice, text, data, _) in enumerate(stream.log.slice(0, stream.log.end)):
+        datas.append(data if data is not None else frames[choice].data(text, position))
     assert datas.pop() == b"[DONE]"
     return [json.loads(data) for data in datas]
 

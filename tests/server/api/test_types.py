@@ -129,9 +129,6 @@ def test_completions_logprobs_is_a_count(value: int) -> None:
 @pytest.mark.parametrize(
     ("field", "off", "on"),
     [
-        ("tools", [], [{"type": "function"}]),
-        ("tool_choice", "auto", "required"),
-        ("parallel_tool_calls", True, None),
         ("functions", [], [{}]),
         ("function_call", "none", {"name": "f"}),
         ("modalities", ["text"], ["text", "audio"]),

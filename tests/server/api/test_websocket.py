@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from protocols.http1 import Http1, Request
 from protocols.websocket import Text
 from server.api.generation import Generation, Model
@@ -52,7 +54,11 @@ class Side:
         request = Http1(max_header=4096).receive(head)[0]
         assert isinstance(request, Request)
         handshake = Call(request, "/v1/ws", "", "127.0.0.1", "req", 0.0)
-        self.session = ApiSession(Generation(self.rig.table, model), Metrics(), handshake, self.socket)
+        generation = Generation(self.rig.table, model)
+        self.unbegun: list[tuple[str, int]] = []
+        self.session = ApiSession(
+            generation, Metrics(), handshake, self.socket, lambda *told: self.unbegun.append(told)
+        )
 
     def say(self, **message: Any) -> None:
         self.session.receive(Text(json.dumps(message)))
@@ -104,6 +110,7 @@ async def test_a_cancel_before_the_start_leaves_the_id_free_at_once() -> None:
     assert len(list(side.rig.table.live)) == 1
     side.say(type="cancel", id="a")
     assert side.types == ["error", "started", "error"]
+    assert side.unbegun == [("cancelled", 409)]
 
 
 @in_loop
@@ -137,6 +144,7 @@ async def test_a_client_that_leaves_while_a_start_is_planned_has_nothing_begun()
     await turns()
     assert (side.types, side.socket.closed) == ([], [])
     assert not list(side.rig.table.live)
+    assert side.unbegun == [("cancelled", 499)]
 
 
 @in_loop
@@ -154,3 +162,34 @@ async def test_the_limit_counts_generations_whichever_way_they_came() -> None:
     await turns()
     assert [m["error"]["code"] for m in side.socket.messages if m["type"] == "error"] == ["rate_limit_exceeded"] * 2
     assert len(stream.readers) == GENERATIONS_MAX
+
+
+@in_loop
+async def test_whatever_was_asked_for_and_never_began_is_told_of_once() -> None:
+    side = Side()
+    side.generate("a")
+    side.generate("a")  # in use
+    side.generate("b", max_tokens=0)
+    side.generate("c", model="another")
+    await turns()
+    side.session.drain()
+    side.generate("d")
+    side.say(type="cancel", id="nobody")  # asks for no generation
+    await turns()
+    assert sorted(side.unbegun) == [("refused", 400), ("refused", 400), ("refused", 404), ("refused", 503)]
+    assert [stream.outcome for stream in side.rig.table.live] == [None]
+
+
+async def _fail(*_: object) -> None:
+    raise ZeroDivisionError("a mistake of ours")
+
+
+@in_loop
+async def test_our_own_mistake_in_planning_is_told_of_too() -> None:
+    side = Side()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.api.websocket.plan_chat", _fail)
+        side.generate()
+        await turns()
+    assert side.unbegun == [("refused", 500)]
+    assert len(side.rig.faults) == 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from conformance_kit.target import Target
-from conformance_kit.wire import CLOSE_S, READ_BYTES, Answer, Connection
+from conformance_kit.wire import CLOSE_S, Answer, Connection
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 MASK = b"\x37\xfa\x21\x3d"  # the one of RFC 6455 5.7
@@ -84,26 +84,26 @@ def upgrade(
     }
     lines = [line.replace("PATH", target.ws_path)]
     lines += [f"{name}: {value}" for name, value in usual.items() if value and name.lower() not in named]
-    lines += [field.replace("AUTHORITY", target.authority) for field in fields if field.partition(":")[2].strip()]
+    lines += [target.filled(field) for field in fields if field.partition(":")[2].strip()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
 def handshake(connection: Connection, data: bytes, *, one_by_one: bool = False) -> Answer:
-    """Send an upgrade request; the answer, whole unless it is a 101."""
+    """Send an upgrade request; the answer, whole unless it opens the WebSocket (101; over HTTP/2 200)."""
     connection.send(data, one_by_one=one_by_one)
     answer = connection.begin("GET", upgrade=True)
-    return answer if answer.status == 101 else connection.finish()
+    return answer if answer.status == connection.switched else connection.finish()
 
 
 class WebSocket:
-    """One open WebSocket; AssertionError when the server answers the handshake with anything but 101."""
+    """One open WebSocket; AssertionError when the server does not open it."""
 
     def __init__(self, target: Target, *fields: str, behind: bytes = b"") -> None:
         """`behind`: bytes that are sent in one packet with the upgrade request."""
         self._connection = target.connect()
         self.handshake = handshake(self._connection, upgrade(target, *fields) + behind)
-        assert self.handshake.status == 101, f"the upgrade was answered with {self.handshake}"
-        self._buffer = bytearray(self._connection.trailing())
+        assert self.handshake.status == self._connection.switched, f"the upgrade was answered with {self.handshake}"
+        self._buffer = bytearray()
         self._over = False
         self.pongs: list[bytes] = []
 
@@ -111,18 +111,18 @@ class WebSocket:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._connection.socket.close()
+        self._connection.close()
 
     def send(self, *frames: bytes, one_by_one: bool = False) -> None:
         """Bytes, in one write."""
         self._connection.send(b"".join(frames), one_by_one=one_by_one)
 
     def end_sending(self) -> None:
-        """FIN without a close frame."""
+        """FIN (END_STREAM) without a close frame."""
         self._connection.end_sending()
 
     def abort(self) -> None:
-        """RST."""
+        """RST (RST_STREAM)."""
         self._connection.reset()
 
     def receive_frame(self) -> Frame | Closed:
@@ -175,22 +175,17 @@ class WebSocket:
         return self.pongs.pop(0)
 
     def ended(self, seconds: float = CLOSE_S) -> bool:
-        """Behind the close frame: whether the server closes the TCP connection by itself."""
+        """Behind the close frame: whether the server closes the TCP connection (the stream) by itself."""
         limit = time.monotonic() + seconds
         while not self._over and (left := limit - time.monotonic()) > 0:
             self._read(left)
         return self._over
 
     def _read(self, seconds: float) -> None:
-        self._connection.socket.settimeout(seconds)
-        try:
-            data = self._connection.socket.recv(READ_BYTES)
-        except TimeoutError:
-            return
-        except OSError:
-            data = b""
-        self._over = not data
-        self._buffer += data
+        data = self._connection.receive(seconds)
+        if data is not None:
+            self._over = not data
+            self._buffer += data
 
     def _take_frame(self) -> Frame | None:
         buffer = self._buffer

@@ -6,6 +6,7 @@ The only module of the kit that knows of the repository.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import tempfile
@@ -44,29 +45,44 @@ SCRIPTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+# Over HTTP/2 by TLS the host is this one; its address is known as its own, too.
+TLS_HOST = "localhost"
+
+
 @contextlib.contextmanager
 def started() -> Iterator[dict[str, Target]]:
-    """Both servers, while the context lasts."""
+    """All of them, while the context lasts: each server's port in cleartext takes both versions, the one with TLS is
+    asked for HTTP/2."""
+    from tests.support.http2 import make_certificate
     from tests.support.serving import Server
 
-    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-        keys = Path(folder) / "keys.toml"
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conformance-")))
+        keys = folder / "keys.toml"
         keys.write_text(f'[keys.suite]\nsha256 = "{hashlib.sha256(API_KEY.encode()).hexdigest()}"\n')
-        flags = ("--api-keys", str(keys), *FLAGS)
-        with Server(*flags, scripts=SCRIPTS) as api, Server("--conformance-echo", engine=None) as echo:
-            yield {"api": _api(api.url), "echo": _echo(echo.url)}
+        certificate, key = make_certificate(folder)
+        found: dict[str, Target] = {}
+        for tls in ((), ("--tls-cert", str(certificate), "--tls-key", str(key))):
+            api = stack.enter_context(Server("--api-keys", str(keys), *FLAGS, *tls, scripts=SCRIPTS))
+            echo = stack.enter_context(Server("--conformance-echo", *tls, engine=None))
+            for name, server, base in (("api", api, API), ("echo", echo, ECHO)):
+                url = f"https://{TLS_HOST}:{server.port}" if tls else server.url
+                settings = dataclasses.replace(base, base_url=url, ca=str(certificate))
+                if not tls:
+                    found[name] = Target(settings, name)
+                name += "-h2" if tls else "-h2c"
+                found[name] = Target(dataclasses.replace(settings, http2=True), name)
+        yield found
 
 
-def _api(url: str) -> Target:
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-    settings = Settings(
-        url, api_key=API_KEY, path="/v1/chat/completions", body=json.dumps(body), ours=True, ws_message='{"type": "x"}'
-    )
-    return Target(settings, "api")
-
-
-def _echo(url: str) -> Target:
-    settings = Settings(
-        url, model="none", path="/echo", body="hello", ws_path="/ws", ws_message="hello", ws_echo=True, ours=True
-    )
-    return Target(settings, "echo")
+API = Settings(
+    "",
+    api_key=API_KEY,
+    path="/v1/chat/completions",
+    body=json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+    ours=True,
+    ws_message='{"type": "x"}',
+)
+ECHO = Settings(
+    "", model="none", path="/echo", body="hello", ws_path="/ws", ws_message="hello", ws_echo=True, ours=True
+)

@@ -38,6 +38,7 @@ class Score:
 
     def __init__(self) -> None:
         self.results: list[Result] = []
+        self.http1_only: Counter[str] = Counter()  # cases that didn't run since HTTP/2 was asked for, by profile
 
     def add(self, result: Result) -> None:
         """Cases are added once each, in the order in which they ran."""
@@ -51,7 +52,7 @@ class Score:
                 if chosen:
                     yield profile, target, chosen
 
-    def lines(self, profiles: set[str]) -> list[str]:
+    def lines(self) -> list[str]:
         """For people: a line for each profile, then each failure with its rule, then what is not offered."""
         out: list[str] = []
         for profile, target, results in self.groups():
@@ -63,8 +64,9 @@ class Score:
                 f"{profile:10} {target:7} {score:>11}  {count[PASSED]:4} passed, {count[FAILED]:3} failed"
                 f" ({must} must, {count[FAILED] - must} should), {count[ABSENT]:3} not offered"
             )
-        have = {result.profile for result in self.results}
-        out += [f"{profile:10} no cases yet" for profile in ("http2", "anthropic") if profile in profiles - have]
+        out += [
+            f"{profile:10} {n} cases are about HTTP/1.1 only, and did not run" for profile, n in self.http1_only.items()
+        ]
         failed = [result for result in self.results if result.outcome == FAILED]
         out += ["", "Failures, each with its rule:"] if failed else []
         for result in failed:
@@ -74,8 +76,8 @@ class Score:
         out += [f"- {profile} ({target}): {n} cases: {why}" for (profile, target, why), n in reasons.items()]
         return out
 
-    def write(self, path: Path, url: str) -> None:
-        """The report: one JSON object."""
+    def write(self, path: Path, url: str, *, http2: bool) -> None:
+        """The report: one JSON object. `http2`: every profile spoke it."""
         scores: dict[str, dict[str, dict[str, int]]] = {}
         for profile, target, results in self.groups():
             count = Counter(result.outcome for result in results)
@@ -86,9 +88,11 @@ class Score:
         document: dict[str, Any] = {
             "version": REPORT_VERSION,
             "server": url,
+            "http2": http2,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
             "scores": scores,
+            "http1_only": dict(self.http1_only),
             "cases": [asdict(result) for result in self.results],
         }
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -20,9 +20,15 @@ def rule(text: str, source: str, level: Level = "must") -> pytest.MarkDecorator:
     return pytest.mark.rule(text=text, source=source, level=level)
 
 
-def row(name: str, *values: Any, text: str, source: str, level: Level = "must") -> Any:
+# A case about what HTTP/2 does otherwise or has not: the bytes of a message, keep-alive, Connection, upgrades.
+http1_only = pytest.mark.http1_only
+
+
+def row(
+    name: str, *values: Any, text: str, source: str, level: Level = "must", marks: tuple[pytest.MarkDecorator, ...] = ()
+) -> Any:
     """One row of a table of cases: its id, its values, its rule."""
-    return pytest.param(*values, id=name, marks=rule(text, source, level))
+    return pytest.param(*values, id=name, marks=(rule(text, source, level), *marks))
 
 
 def not_offered(what: str) -> NoReturn:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import socket
+import ssl
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
 from conformance_kit.events import Event, parse
-from conformance_kit.wire import Answer, Connection
+from conformance_kit.http2_wire import Closed, Fields, Wire, data
+from conformance_kit.wire import Answer, Connection, Http1Connection, dial
 
 # What refuses a request as such. Anything else, 404 or 500 included, is an answer to a request that was understood.
 REFUSALS = frozenset({400, 408, 411, 413, 414, 417, 421, 426, 431, 501, 505})
@@ -33,10 +37,12 @@ class Settings:
     ws_message: str = '{"conformance": true}'  # a text message that the server answers and goes on, or closes with 1000
     ws_echo: bool = False  # the server sends every message back
     timeout_s: float = 30.0  # seconds that an answer may take, a model's work included; only a hang meets it
+    http2: bool = False  # every profile speaks HTTP/2
+    ca: str | None = None  # PEM file of certificates to trust; default: the system's
     ours: bool = False  # started by this suite on the synthetic engine, so nothing may be missing
 
 
-@dataclass
+@dataclass(eq=False)
 class Target:
     """One server. Its methods build bytes and open connections; nothing here judges."""
 
@@ -44,11 +50,12 @@ class Target:
     name: str = "server"
     _streams: dict[int, Answer] = field(default_factory=dict, repr=False)
     _missing: dict[str, str] = field(default_factory=dict, repr=False)
-    _open: list[Connection] = field(default_factory=list, repr=False)
+    _open: list[Connection | Wire] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         url = urlsplit(self.settings.base_url)
         assert url.scheme in ("http", "https") and url.hostname, f"{self.settings.base_url!r} is no http(s) URL"
+        self.scheme = url.scheme
         self.tls = url.scheme == "https"
         self.host = url.hostname
         self.port = url.port or (443 if self.tls else 80)
@@ -56,11 +63,44 @@ class Target:
         self.authority = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def connect(self, *, receive_buffer: int | None = None) -> Connection:
-        """A new connection; `close_all` closes it at the latest."""
-        answer_s = self.settings.timeout_s
-        made = Connection(self.host, self.port, answer_s=answer_s, tls=self.tls, receive_buffer=receive_buffer)
+        """A new connection; `close_all` closes it at the latest. A small `receive_buffer` makes a reader that stalls
+        stop the server soon."""
+        if self.settings.http2:
+            return self.connect_http2(stream_window=receive_buffer)
+        connected = self._dial("http/1.1", receive_buffer)
+        made = Http1Connection(connected, answer_s=self.settings.timeout_s)
         self._open.append(made)
         return made
+
+    def connect_http2(self, *, stream_window: int | None = None) -> Connection:
+        """The same, over HTTP/2 in any case: by ALPN on TLS, by prior knowledge in cleartext."""
+        from conformance_kit.http2 import WINDOW_BYTES, Http2Connection
+
+        window = stream_window or WINDOW_BYTES
+        made = Http2Connection(
+            self._dial("h2"), scheme=self.scheme, answer_s=self.settings.timeout_s, stream_window=window
+        )
+        self._open.append(made)
+        return made
+
+    def wire(self, *, opening: bytes | None = None) -> Wire:
+        """A connection of raw HTTP/2 frames, whose requests are plain ones."""
+        get, post = self.http2_fields("GET"), self.http2_fields("POST")
+        made = Wire(self._dial("h2"), opening=opening, get=get, post=post, body=self.body)
+        self._open.append(made)
+        return made
+
+    def _dial(self, protocol: str, receive_buffer: int | None = None) -> socket.socket:
+        context = self.tls_context(protocol) if self.tls else None
+        answer_s = self.settings.timeout_s
+        return dial(self.host, self.port, answer_s=answer_s, tls=context, receive_buffer=receive_buffer)
+
+    @cache  # noqa: B019 (there are few targets, and they live as long as the run)
+    def tls_context(self, protocol: str) -> ssl.SSLContext:
+        """Trusts what it should, and offers `protocol` by ALPN."""
+        context = ssl.create_default_context(cafile=self.settings.ca)
+        context.set_alpn_protocols([protocol])
+        return context
 
     def close_all(self) -> None:
         """At a case's end, whatever it left."""
@@ -96,11 +136,10 @@ class Target:
         """A plain request. In `line` PATH and METHOD stand for the target's own. `host` None leaves the field out, ""
         is the right one; `length` False leaves Content-Length out, for framing of the caller's own."""
         line = line or "METHOD PATH HTTP/1.1"
-        line = line.replace("METHOD", self.method).replace("PATH", self.path).replace("AUTHORITY", self.authority)
-        lines = [line]
+        lines = [self.filled(line.replace("METHOD", self.method).replace("PATH", self.path))]
         if host is not None:
             lines.append(f"Host: {host or self.authority}")
-        lines += [field.replace("AUTHORITY", self.authority) for field in fields]
+        lines += [self.filled(field) for field in fields]
         lines += [f"{name}: {value}" for name, value in self.auth]
         data = self.body if body is None else body
         if self.settings.body is not None:
@@ -108,6 +147,16 @@ class Target:
         if length and (data or self.settings.body is not None):
             lines.append(f"Content-Length: {len(data)}")
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + data
+
+    def filled(self, text: str) -> str:
+        """With this server's names in place of SCHEME and AUTHORITY."""
+        return text.replace("SCHEME", self.scheme).replace("AUTHORITY", self.authority)
+
+    def http2_fields(self, method: str) -> Fields:
+        """Of a plain request with this method."""
+        head = [(":method", method), (":scheme", self.scheme), (":authority", self.authority), (":path", self.path)]
+        kind = [("content-type", "application/json")] if method == "POST" and self.settings.body is not None else []
+        return [*head, *((name.lower(), value) for name, value in self.auth), *kind]
 
     @property
     def auth(self) -> list[tuple[str, str]]:
@@ -121,6 +170,13 @@ class Target:
         with self.connect() as connection:
             connection.send(self.request())
             return connection.answer(self.method)
+
+    @cached_property
+    def http2_status(self) -> str:
+        """The status of a plain request over HTTP/2."""
+        with self.wire() as wire:
+            wire.send(wire.plain())
+            return wire.answer(1)[0][":status"]
 
     # JSON routes
 
@@ -187,6 +243,13 @@ class Target:
         """The request of a stream with about so many tokens."""
         return self.json_request("POST", self.stream_path, self.stream_body(tokens), headers, version=version)
 
+    def http2_stream(self, wire: Wire, number: int, tokens: int) -> bytes:
+        """The frames that ask for a stream with about so many tokens."""
+        path = self.prefix + self.stream_path
+        fields = [(k, path if k == ":path" else v) for k, v in self.http2_fields("POST") if k != "content-type"]
+        head = wire.headers(number, [*fields, ("content-type", "application/json")], end=False)
+        return head + data(number, json.dumps(self.stream_body(tokens)).encode(), end=True)
+
     @property
     def stream_path(self) -> str:
         """Where streams are asked for."""
@@ -225,21 +288,42 @@ class Target:
         return self._missing[profile]
 
     def _look_for(self, profile: str) -> str:
+        if (profile == "http2" or self.settings.http2) and (why := self._no_http2):
+            return why
         if profile in ("sse", "streaming"):
             status = self.stream().status
             return f"POST {self.stream_path} answers {status}" if status in ABSENT else ""
         if profile == "openai":
             status = self.ask("POST", "/v1/chat/completions", self.chat()).status
             return f"POST /v1/chat/completions answers {status}" if status in ABSENT else ""
-        if profile == "websocket":
-            status = self._upgrade_status()
-            return f"an upgrade of {self.ws_path} gets {status}" if status in ABSENT or status == 200 else ""
+        if profile == "anthropic":
+            body = {"model": self.model, "max_tokens": 1, "messages": [{"role": "user", "content": PROMPT}]}
+            status = self.ask("POST", "/v1/messages", body).status
+            return f"POST /v1/messages answers {status}" if status in ABSENT else ""
+        if profile == "websocket" and (status := self._refused_upgrade()) in ABSENT | {200}:
+            return f"an upgrade of {self.ws_path} gets {status}"
         return ""
 
-    def _upgrade_status(self) -> int:
+    @cached_property
+    def _no_http2(self) -> str:
+        """Why HTTP/2 can't be spoken here."""
+        if importlib.util.find_spec("h2") is None:
+            return "the package h2 is not installed here"
+        try:
+            with self._dial("h2") as connected:
+                if isinstance(connected, ssl.SSLSocket) and connected.selected_alpn_protocol() != "h2":
+                    return "HTTP/2 isn't chosen by ALPN"
+                Wire(connected)
+        except (Closed, OSError):
+            return "HTTP/2 isn't spoken" + ("" if self.tls else " in cleartext by prior knowledge")
+        return ""
+
+    def _refused_upgrade(self) -> int:
+        """The status in place of the one that opens a WebSocket; 0 where it opens."""
         fields = ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"]
         fields += ["Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", f"Host: {self.authority}"]
         fields += [f"{name}: {value}" for name, value in self.auth]
         with self.connect() as connection:
             connection.send("\r\n".join([f"GET {self.ws_path} HTTP/1.1", *fields, "", ""]).encode())
-            return connection.begin("GET", upgrade=True).status
+            status = connection.begin("GET", upgrade=True).status
+            return 0 if status == connection.switched else status

@@ -1,4 +1,4 @@
-"""One connection to the server under test: bytes out as they are, answers in with h11 as the strict reader.
+"""One connection to the server under test, and HTTP/1.1 on it. HTTP/2 is in http2.py.
 
 Every wait has a deadline and fails with what was seen. Imports the standard library, h11 and the rules only.
 """
@@ -10,6 +10,7 @@ import json
 import socket
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -32,7 +33,7 @@ class Answer:
     raw: bytearray = field(default_factory=bytearray)  # may hold some of the next one
     interim: list[int] = field(default_factory=list)  # statuses of 1xx responses before it
     pieces: list[tuple[float, bytes]] = field(default_factory=list)  # when each read of the body came (monotonic s)
-    chunk_ends: list[int] = field(default_factory=list)  # offsets in the body where an HTTP chunk ended
+    chunk_ends: list[int] = field(default_factory=list)  # offsets in the body where an HTTP chunk, or DATA, ended
     end: str = "open"
 
     def header(self, name: str) -> str | None:
@@ -53,17 +54,16 @@ class Answer:
         return f"{self.status or 'no status'}, end {self.end}, headers {self.headers}, body {shown!r}"
 
 
-class Connection:
-    """A client's side of one TCP (or TLS) connection. `answer_s`: what a server may take for an answer."""
+class Connection(ABC):
+    """A client's side of one TCP (or TLS) connection, whichever HTTP it speaks. `answer_s`: what a server may take for
+    an answer. Requests are sent as the bytes of HTTP/1.1, and their answers read in the order of the requests."""
 
-    def __init__(
-        self, host: str, port: int, *, answer_s: float, tls: bool = False, receive_buffer: int | None = None
-    ) -> None:
+    switched: int  # the status that opens a WebSocket
+
+    def __init__(self, connected: socket.socket, *, answer_s: float) -> None:
+        self.socket = connected
         self.answer_s = answer_s
-        self.socket: socket.socket = _connect(host, port, answer_s, receive_buffer)
-        if tls:
-            self.socket = ssl.create_default_context().wrap_socket(self.socket, server_hostname=host)
-        self._h11 = h11.Connection(h11.CLIENT)
+        self.read_bytes = READ_BYTES  # of each read; fewer make a reader that drips
         self._answer: Answer | None = None
 
     def __enter__(self) -> Self:
@@ -76,41 +76,50 @@ class Connection:
         """FIN, or RST where unread bytes wait. It may be closed already."""
         self.socket.close()
 
+    @abstractmethod
     def send(self, data: bytes, *, one_by_one: bool = False) -> None:
         """Write `data`. A server that has closed already is no fault here: its answer tells."""
-        pieces = [data[i : i + 1] for i in range(len(data))] if one_by_one else [data]
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for piece in pieces:
-                self.socket.sendall(piece)
 
+    @abstractmethod
     def end_sending(self) -> None:
-        """FIN, while this side still reads. Not offered over TLS, whose end is one for both directions in practice."""
-        if isinstance(self.socket, ssl.SSLSocket):
-            not_offered("TLS has no half-close that servers tell from an end")
-        self.socket.shutdown(socket.SHUT_WR)
+        """The client has nothing more to say, and still reads."""
 
+    @abstractmethod
     def reset(self) -> None:
-        """RST."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-        self.socket.close()
+        """The client leaves without a word."""
 
-    def begin(self, method: str = "GET", *, upgrade: bool = False) -> Answer:
-        """The head of the next answer; `method` is the request's, which decides whether a body follows."""
+    @abstractmethod
+    def receive(self, seconds: float) -> bytes | None:
+        """The next bytes of what is no message: none when it ended, None when nothing came in time."""
+
+    @abstractmethod
+    def ends(self, seconds: float = CLOSE_S) -> str:
+        """What follows the answers read so far: "closed", "open" (nothing within `seconds`) or "more" (bytes)."""
+
+    @property
+    @abstractmethod
+    def persistent(self) -> bool:
+        """After a whole answer: both sides left the connection open for another request."""
+
+    @abstractmethod
+    def _next_answer(self, method: str, upgrade: bool) -> Answer:
+        """What the answer to the next request is read into."""
+
+    @abstractmethod
+    def _advance(self, answer: Answer) -> None:
+        """Read once, within the socket's timeout."""
+
+    def begin(self, method: str = "GET", *, upgrade: bool = False, interim: bool = False) -> Answer:
+        """The head of the next answer; `method` is the request's, which decides whether a body follows. `interim`: one
+        before it will do, too."""
         if self._answer is not None:
-            assert self._answer.end == "whole", f"the answer before is not whole: {self._answer}"
             assert self.persistent, "the server said that it would close, so there is no other answer"
-            self._h11.start_next_cycle()
-        fields = [("Host", "x")]
-        if upgrade:
-            fields += [("Connection", "upgrade"), ("Upgrade", "websocket")]
-        self._h11.send(h11.Request(method=method, target="/", headers=fields))
-        self._h11.send(h11.EndOfMessage())
-        answer = self._answer = Answer()
-        return self.read_until(lambda answer: answer.status, answer)
+        self._answer = self._next_answer(method, upgrade)
+        return self.read_until(lambda answer: answer.status or (interim and answer.interim))
 
-    def read_until(self, condition: Callable[[Answer], Any], answer: Answer | None = None) -> Answer:
+    def read_until(self, condition: Callable[[Answer], Any]) -> Answer:
         """Read until `condition(answer)`, or the answer's end. AssertionError after `answer_s`."""
-        answer = answer or self._answer
+        answer = self._answer
         assert answer is not None
         seconds = self.answer_s
         limit = time.monotonic() + seconds
@@ -130,16 +139,62 @@ class Connection:
         self.begin(method)
         return self.finish()
 
-    def read_some(self, seconds: float | None = None) -> bytes:
-        """The next bytes as they are; none when the connection ended, or nothing came in time."""
-        self.socket.settimeout(seconds or self.answer_s)
+
+class Http1Connection(Connection):
+    """HTTP/1.1: bytes out as they are, right or wrong, answers in with h11 as the strict reader."""
+
+    switched = 101
+
+    def __init__(self, connected: socket.socket, *, answer_s: float) -> None:
+        super().__init__(connected, answer_s=answer_s)
+        self._h11 = h11.Connection(h11.CLIENT)
+        self._behind: bytes | None = None  # what came in one read with the end of an answer
+
+    def send(self, data: bytes, *, one_by_one: bool = False) -> None:
+        """See Connection."""
+        pieces = [data[i : i + 1] for i in range(len(data))] if one_by_one else [data]
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for piece in pieces:
+                self.socket.sendall(piece)
+
+    def end_sending(self) -> None:
+        """FIN, while this side still reads. Not offered over TLS, whose end is one for both directions in practice."""
+        if isinstance(self.socket, ssl.SSLSocket):
+            not_offered("TLS has no half-close that servers tell from an end")
+        self.socket.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """RST."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        self.socket.close()
+
+    def _next_answer(self, method: str, upgrade: bool) -> Answer:
+        if self._answer is not None:
+            assert self._answer.end == "whole", f"the answer before is not whole: {self._answer}"
+            self._h11.start_next_cycle()
+        fields = [("Host", "x")]
+        if upgrade:
+            fields += [("Connection", "upgrade"), ("Upgrade", "websocket")]
+        self._h11.send(h11.Request(method=method, target="/", headers=fields))
+        self._h11.send(h11.EndOfMessage())
+        return Answer()
+
+    def receive(self, seconds: float) -> bytes | None:
+        """See Connection. The first are those that came behind the 101."""
+        if self._behind is None:
+            self._behind = bytes(self._h11.trailing_data[0])
+            if self._behind:
+                return self._behind
+        self.socket.settimeout(seconds)
         try:
-            return self.socket.recv(READ_BYTES)
-        except (ConnectionResetError, TimeoutError):
+            return self.socket.recv(self.read_bytes)
+        except TimeoutError:
+            return None
+        except OSError:
             return b""
 
     def ends(self, seconds: float = CLOSE_S) -> str:
-        """What follows the answers read so far: "closed", "open" (nothing within `seconds`) or "more" (bytes)."""
+        """See Connection."""
         if self._h11.trailing_data[0]:
             return "more"
         self.socket.settimeout(seconds)
@@ -150,13 +205,9 @@ class Connection:
         except (ConnectionResetError, ssl.SSLError):
             return "closed"
 
-    def trailing(self) -> bytes:
-        """Bytes that came behind the answer."""
-        return bytes(self._h11.trailing_data[0])
-
     @property
     def persistent(self) -> bool:
-        """After a whole answer: both sides left the connection open for another request."""
+        """See Connection."""
         return self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
 
     def _advance(self, answer: Answer) -> None:
@@ -188,7 +239,7 @@ class Connection:
 
     def _receive(self, answer: Answer) -> None:
         try:
-            data = self.socket.recv(READ_BYTES)
+            data = self.socket.recv(self.read_bytes)
         except (ConnectionResetError, BrokenPipeError):
             answer.end = "reset"
             return
@@ -198,16 +249,19 @@ class Connection:
         self._h11.receive_data(data)
 
 
-def _connect(host: str, port: int, answer_s: float, receive_buffer: int | None) -> socket.socket:
+def dial(
+    host: str, port: int, *, answer_s: float, tls: ssl.SSLContext | None = None, receive_buffer: int | None = None
+) -> socket.socket:
+    """A connection, by TLS where a context is given. A small `receive_buffer` (bytes) is full soon."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind, protocol)
-    if receive_buffer is not None:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # before connect, so that it counts
-    made.settimeout(answer_s)
     try:
+        if receive_buffer is not None:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # before connect, so that it counts
+        made.settimeout(answer_s)
         made.connect(address)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made if tls is None else tls.wrap_socket(made, server_hostname=host)
     except OSError:
         made.close()
         raise
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made

@@ -1,0 +1,105 @@
+"""`python -m bench engine`: our engine beside others on the same weights, by turns in one run.
+
+    python -m bench engine                                            # ours, in every type that it offers
+    python -m bench engine --llama-cpp build/bin                      # beside llama.cpp, where its programs are
+    python -m bench engine --contenders sluice:bfloat16 transformers:bfloat16
+
+A contender is KIND:DTYPE. `sluice` is our core with its scheduler, sampler and wire format, without sockets;
+`transformers` is `generate`; `llama.cpp` is llama-batched-bench. Each runs in a fresh process in each round, and the
+order turns from round to round. Figures are tokens a second: a prompt of 1,024 tokens read, and 128 tokens made behind
+prompts of 128 by 1, 8 and 32 sequences at once, the prompts' own time left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.contenders import KINDS, Figures
+from bench.machine import REPOSITORY, describe, markdown, spread
+
+OURS = ["sluice:float32", "sluice:bfloat16"]
+TRANSFORMERS = ["transformers:bfloat16"]
+LLAMA_CPP = ["llama.cpp:BF16", "llama.cpp:Q8_0", "llama.cpp:as-is"]
+ROUND_S_MAX = 900
+
+
+def main(argv: list[str]) -> int:
+    """The exit code."""
+    options = _parser().parse_args(argv)
+    contenders = options.contenders or OURS + TRANSFORMERS + (LLAMA_CPP if options.llama_cpp else [])
+    for each in contenders:
+        if each.partition(":")[0] not in KINDS:
+            print(f"{each!r} is no contender: {', '.join(KINDS)}, each with :DTYPE", file=sys.stderr)
+            return 2
+    model = options.model or str(_default_model())
+    rounds: dict[str, list[Figures]] = {each: [] for each in contenders}
+    for number in range(options.rounds):
+        turned = contenders[number % len(contenders) :] + contenders[: number % len(contenders)]
+        for place, each in enumerate(turned):
+            if sys.stderr.isatty():
+                left = f"round {number + 1} of {options.rounds}, {place + 1} of {len(turned)}: {each}"
+                print(f"\r\033[K{left}", end="", file=sys.stderr, flush=True)
+            rounds[each].append(_measure(each, model, options))
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    print(describe())
+    print(f"{Path(model).name}, {options.rounds} rounds; tokens a second: median (least to most)\n")
+    print(table(rounds, options.batches))
+    if options.json:
+        kept = {each: [asdict(figures) for figures in found] for each, found in rounds.items()}
+        Path(options.json).write_text(json.dumps({"machine": describe(), "rounds": kept}, indent=1), encoding="utf-8")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="a checkpoint folder or a .gguf file (default: the server's default model)")
+    parser.add_argument("--contenders", nargs="+", metavar="KIND:DTYPE")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--llama-cpp", default="", metavar="FOLDER", help="where llama-batched-bench and others are")
+    parser.add_argument("--json", metavar="FILE", help="keep every round's figures")
+    return parser
+
+
+def _default_model() -> Path:
+    from engine import catalog
+
+    return catalog.resolve(next(iter(catalog.KNOWN)), progress=lambda *_: None)
+
+
+def _measure(contender: str, model: str, options: argparse.Namespace) -> Figures:
+    kind, _, dtype = contender.partition(":")
+    command = [sys.executable, "-m", "bench.contenders", kind, "--model", model, "--dtype", dtype]
+    command += ["--batches", *map(str, options.batches), "--llama-cpp", options.llama_cpp]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=ROUND_S_MAX)
+    if done.returncode:
+        raise SystemExit(f"{contender} failed:\n{done.stderr[-4000:]}")
+    return Figures(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def table(rounds: dict[str, list[Figures]], batches: list[int]) -> str:
+    """One row for each contender."""
+    head = ["", *(f"decode {batch}" for batch in batches), f"prefill {1024}", "RSS MiB", "outside"]
+    rows = []
+    for name, found in rounds.items():
+        decodes = [spread([figures.decode[str(batch)] for figures in found]) for batch in batches]
+        outside = [figures.outside for figures in found if figures.outside is not None]
+        rows.append(
+            [
+                name,
+                *decodes,
+                spread([figures.prefill for figures in found]),
+                f"{statistics.median([figures.resident_mib for figures in found]):,.0f}",
+                f"{statistics.median(outside):.1%}" if outside else "",
+            ]
+        )
+    return markdown(head, rows)

@@ -1,0 +1,133 @@
+// paged_attention: attention of sequences that compute one token each (decode) over the paged KV cache, and
+// paged_attention_merge, which joins the parts of long sequences.
+//
+// Layout: q and out are [token][head][HEAD_DIM] (q's tokens `q_stride` numbers apart), the caches
+// [block][kv_head][BLOCK_SIZE][HEAD_DIM], `tables` [sequence][table_stride] block numbers. Sequence s has its query in row
+// rows[s] and sees its contexts[s] positions, or the last `window` of them if that isn't 0. KIND, HEAD_DIM, BLOCK_SIZE and
+// GROUP are compile-time constants. `partials` is [sequence][kv_head][split][GROUP][HEAD_DIM + 2] floats: sums, peak, weight.
+// Launch: grid (splits, kv_heads * ROW_TILES, sequences), 128 threads; split i of a sequence takes `split_tokens` positions (a
+// multiple of 32). With one split the result is written at once; otherwise merge follows, grid (kv_heads * GROUP,
+// sequences), 128 threads. A split that has no position writes peak -inf and weight 0, so a captured graph may have more splits than
+// a sequence needs.
+// Work: reads each key and value once (2 * context * HEAD_DIM numbers for a kv_head) for 4 * GROUP operations a number: bound by
+// memory up to GROUP of about 100.
+// Why: the query heads of a group share keys, so one block serves all of them, padded to the 16 rows of an mma. Warps take
+// turns along the sequence and keep their own softmax, so there is no barrier before the end, and every lane has many
+// independent 16-byte loads in flight. Splits are of one length whatever the batch is, so a row's arithmetic doesn't
+// depend on its company, and a long sequence fills the GPU alone.
+#include "attention.cuh"
+
+constexpr int WARPS = 4;
+constexpr int GROUP_ROWS = GROUP < 16 ? GROUP : 16;  // of a block
+constexpr int ROW_TILES = (GROUP + 15) / 16;
+
+typedef Rows<GROUP_ROWS> State;
+
+// Joins the warps: `merged` [GROUP_ROWS][HEAD_DIM] gets the sums relative to the highest peak, `peaks` and `weights` are
+// [WARPS][GROUP_ROWS]. Warps add in turns, so the order of additions is always the same.
+__device__ void merge_warps(State &state, float *merged, float *peaks, float *weights) {
+    const int warp = threadIdx.x / WARP_THREADS;
+#pragma unroll
+    for (int held = 0; held < State::HELD; held++) {
+        const int row = State::row(held);
+        const float weight = state.whole_sum(held);
+        if (!state.tells(held) || !inside(row, GROUP_ROWS)) continue;
+        peaks[warp * GROUP_ROWS + row] = state.peak[held];
+        weights[warp * GROUP_ROWS + row] = weight;
+    }
+    __syncthreads();
+    for (int turn = 0; turn < WARPS; turn++) {
+#pragma unroll
+        for (int held = 0; held < State::HELD; held++) {
+            const int row = State::row(held);
+            if (turn != warp || !inside(row, GROUP_ROWS)) continue;
+            float highest = nothing();
+            for (int each = 0; each < WARPS; each++) highest = fmaxf(highest, peaks[each * GROUP_ROWS + row]);
+            const float factor = exp2f(state.peak[held] - finite(highest));
+            state.each(held, [&](int dim, float sum) {
+                float &at = merged[row * HEAD_DIM + dim];
+                at = (turn ? at : 0.0f) + sum * factor;
+            });
+        }
+        __syncthreads();
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2)
+    paged_attention(Number *__restrict__ out, float *__restrict__ partials, const Number *__restrict__ q,
+                    const Number *__restrict__ k_cache, const Number *__restrict__ v_cache, const int *__restrict__ tables,
+                    const int *__restrict__ rows, const int *__restrict__ contexts, int q_stride, int kv_heads,
+                    int table_stride, int window, int split_tokens, float scale) {
+    float *merged = reinterpret_cast<float *>(shared_memory());
+    float *peaks = merged + GROUP_ROWS * HEAD_DIM;
+    float *weights = peaks + WARPS * GROUP_ROWS;
+    const int warp = threadIdx.x / WARP_THREADS;
+    float *own = weights + WARPS * GROUP_ROWS + warp * State::SHARED_FLOATS;
+
+    const int sequence = blockIdx.z, split = blockIdx.x;
+    const int kv_head = blockIdx.y / ROW_TILES, first_row = blockIdx.y % ROW_TILES * 16;
+    const int head = kv_head * GROUP + first_row;
+    const int context = contexts[sequence];
+    const int from = window != 0 && context > window ? context - window : 0;
+    const int start = from / 32 * 32 + split * split_tokens;
+    const int stop = min(start + split_tokens, context);
+    const int row_count = min(GROUP_ROWS, GROUP - first_row);
+
+    const Number *query = q + (long long)rows[sequence] * q_stride + (long long)head * HEAD_DIM;
+    State state(own, [&](int row) { return inside(row, row_count) ? query + row * HEAD_DIM : nullptr; });
+    int froms[State::HELD], ends[State::HELD];
+#pragma unroll
+    for (int held = 0; held < State::HELD; held++) {
+        froms[held] = from;
+        ends[held] = context;
+    }
+    const int *table = tables + (long long)sequence * table_stride;
+    for (int first = start + warp * STEP; first < stop; first += WARPS * STEP) {
+        const CacheTile tile(k_cache, v_cache, table, kv_heads, kv_head, first, from, context);
+        state.take(tile, first, froms, ends, scale * LOG2_E);
+    }
+    merge_warps(state, merged, peaks, weights);
+
+    for (int at = threadIdx.x; at < row_count * HEAD_DIM; at += blockDim.x) {
+        const int row = at / HEAD_DIM, dim = at % HEAD_DIM;
+        float highest = nothing(), weight = 0.0f;
+        for (int each = 0; each < WARPS; each++) highest = fmaxf(highest, peaks[each * GROUP_ROWS + row]);
+        for (int each = 0; each < WARPS; each++) {
+            weight += weights[each * GROUP_ROWS + row] * exp2f(peaks[each * GROUP_ROWS + row] - finite(highest));
+        }
+        if (gridDim.x == 1) {
+            const long long target = ((long long)rows[sequence] * kv_heads * GROUP + head + row) * HEAD_DIM + dim;
+            out[target] = rounded(merged[at] / weight);
+            continue;
+        }
+        const long long part = ((long long)sequence * kv_heads + kv_head) * gridDim.x + split;
+        float *partial = partials + (part * GROUP + first_row + row) * (HEAD_DIM + 2);
+        partial[dim] = merged[at];
+        if (dim == 0) {
+            partial[HEAD_DIM] = highest;
+            partial[HEAD_DIM + 1] = weight;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2)
+    paged_attention_merge(Number *__restrict__ out, const float *__restrict__ partials, const int *__restrict__ rows, int splits) {
+    const int head = blockIdx.x, heads = gridDim.x, sequence = blockIdx.y;
+    const int kv_head = head / GROUP, row = head % GROUP;
+    const long long first = ((long long)sequence * (heads / GROUP) + kv_head) * splits * GROUP + row;
+    const float *partial = partials + first * (HEAD_DIM + 2);
+    const int stride = GROUP * (HEAD_DIM + 2);
+    float highest = nothing(), weight = 0.0f;
+    for (int split = 0; split < splits; split++) highest = fmaxf(highest, partial[split * stride + HEAD_DIM]);
+    for (int split = 0; split < splits; split++) {
+        weight += partial[split * stride + HEAD_DIM + 1] * exp2f(partial[split * stride + HEAD_DIM] - highest);
+    }
+    Number *target = out + ((long long)rows[sequence] * heads + head) * HEAD_DIM;
+    for (int dim = threadIdx.x; dim < HEAD_DIM; dim += blockDim.x) {
+        float sum = 0.0f;
+        for (int split = 0; split < splits; split++) {
+            sum += partial[split * stride + dim] * exp2f(partial[split * stride + HEAD_DIM] - highest);
+        }
+        target[dim] = rounded(sum / weight);
+    }
+}

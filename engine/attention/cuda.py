@@ -1,0 +1,164 @@
+"""Attention by the CUDA kernels, on torch's memory: sequences of one token by the decode kernel, chunks by prefill.
+
+May import numpy, torch and the engine's model side. Queries and keys come unrotated and are rotated as they are
+written, so the decoder's `Pointwise` must be `CUDAPointwise`. What launches the kernels is passed in: on a GPU
+engine.cuda_device, in tests the CPU emulation, where all tensors are the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from engine.attention import Ints, StepBatch
+from engine.cuda_kernels import SPLIT_TOKENS, Cache, Kernels, Load, Shape, Tables
+from engine.models.config import ModelConfig, ModelError
+from engine.models.pointwise import Angles, TorchPointwise
+from engine.models.rotary import Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """Sequences of one token. `splits` by the layer's window."""
+
+    rows: torch.Tensor
+    tables: Tables
+    count: int
+    splits: dict[int, int]
+    partials: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """Slices of more than one token: all of the step's, of which the tiles name some."""
+
+    rows: torch.Tensor
+    tables: Tables
+    tiles: torch.Tensor
+    count: int  # of tiles
+
+
+@dataclass(frozen=True, slots=True)
+class CUDAPlan:
+    """A step, worked out once for all its layers; tensors on the device."""
+
+    slots: torch.Tensor
+    cos: torch.Tensor  # [tokens, rotary_dim / 2], as sin
+    sin: torch.Tensor
+    decodes: _Decodes | None
+    chunks: _Chunks | None
+
+
+class CUDAPointwise(TorchPointwise):
+    """As `TorchPointwise`, but it leaves the rotation to `CUDAAttention`."""
+
+    def angles(self, positions: torch.Tensor) -> Angles:
+        """See `Pointwise`. Nothing is needed."""
+        return positions, positions
+
+    def rotated(self, heads: torch.Tensor, norm: torch.Tensor | None, angles: Angles) -> torch.Tensor:
+        """See `Pointwise`. Normed only."""
+        return heads if norm is None else functional.rms_norm(heads, heads.shape[-1:], None, self._eps) * norm
+
+
+class CUDAAttention:
+    """See `Attention`."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, load: Load) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._load = load
+        self._rotary = Rotary(config.rope, config.rotary_dim, device=device, dtype=torch.float32)
+        self._caches: list[Cache] = []
+        self._kernels: Kernels | None = None
+
+    def allocate(self, blocks: int, block_size: int) -> None:
+        """See `Attention`. Raises ModelError where there are no kernels for the model's shape."""
+        config = self._config
+        sizes = config.heads, config.kv_heads, config.head_dim, config.rotary_dim, block_size
+        shape = Shape(str(self._dtype).removeprefix("torch."), *sizes)
+        if problem := shape.problem():
+            raise ModelError(f"the CUDA kernels don't serve {problem}; use --device cpu")
+        self._caches = []
+        self._kernels = Kernels(shape, self._load)
+        size = (blocks, config.kv_heads, block_size, config.head_dim)
+        for _ in config.windows:
+            k, v = (torch.empty(size, dtype=self._dtype, device=self._device) for _ in range(2))
+            self._caches.append(Cache(k, v))
+
+    def plan(self, batch: StepBatch) -> CUDAPlan:
+        """See `Attention`."""
+        positions, slots = self._upload([batch.positions, batch.slots], np.int64)
+        cos, sin = self._rotary.angles(positions)  # the second half of the sines has the sign that the kernel's have
+        half = self._config.rotary_dim // 2
+        counts = np.diff(batch.rows)
+        return CUDAPlan(
+            slots,
+            cos[:, 0, :half].contiguous(),
+            sin[:, 0, half:].contiguous(),
+            self._decodes(batch, np.flatnonzero(counts == 1)),
+            self._chunks(batch, counts),
+        )
+
+    def attend(self, plan: CUDAPlan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attention`. The heads of each token lie side by side; q is rotated in place."""
+        kernels, cache, window = self._ready, self._caches[layer], self._config.windows[layer]
+        queries, keys, values = ((each, each.stride(0)) for each in (q, k, v))
+        kernels.kv_write(cache, plan.slots, len(q), q=queries, k=keys, v=values, cos=plan.cos, sin=plan.sin)
+        out = torch.empty((len(q), q.shape[1] * q.shape[2]), dtype=q.dtype, device=q.device)
+        if (part := plan.decodes) is not None:
+            kernels.decode(
+                *(out, part.partials, queries, cache, part.tables, part.rows, part.count),
+                splits=part.splits[window],
+                window=window,
+            )
+        if (chunks := plan.chunks) is not None:
+            arguments = (out, queries, cache, chunks.tables, chunks.rows, chunks.tiles, chunks.count)
+            kernels.prefill(*arguments, window=window)
+        return out
+
+    @property
+    def _ready(self) -> Kernels:
+        assert self._kernels is not None, "allocate comes first"
+        return self._kernels
+
+    def _decodes(self, batch: StepBatch, slices: Ints) -> _Decodes | None:
+        if not len(slices):
+            return None
+        contexts = batch.contexts[slices]
+        splits = {window: _splits(contexts, window) for window in set(self._config.windows)}
+        rows, tables = self._tables(batch.rows[slices], batch.tables[slices], contexts)
+        floats = max(self._ready.partials_floats(len(slices), most) for most in splits.values())
+        partials = torch.empty(floats, dtype=torch.float32, device=self._device)
+        return _Decodes(rows, tables, len(slices), splits, partials)
+
+    def _chunks(self, batch: StepBatch, counts: Ints) -> _Chunks | None:
+        tiles = self._ready.prefill_tiles(np.where(counts > 1, counts, 0).tolist())
+        if not len(tiles):
+            return None
+        rows, tables = self._tables(batch.rows, batch.tables, batch.contexts)
+        (uploaded,) = self._upload([tiles], np.int32)
+        return _Chunks(rows, tables, uploaded, len(tiles))
+
+    def _tables(self, rows: Ints, blocks: Ints, contexts: Ints) -> tuple[torch.Tensor, Tables]:
+        on_device = self._upload([rows, blocks, contexts], np.int32)
+        return on_device[0], Tables(on_device[1], blocks.shape[1], on_device[2])
+
+    def _upload(self, arrays: Sequence[np.ndarray[Any, Any]], dtype: type) -> list[torch.Tensor]:
+        """The arrays, flat, by one copy: each copy costs a GPU more time than the bytes do."""
+        joined = torch.from_numpy(np.concatenate([each.ravel() for each in arrays]).astype(dtype, copy=False))
+        sizes = [each.size for each in arrays]
+        on_device = joined.to(self._device, non_blocking=True)
+        return list(torch.split(on_device, sizes))
+
+
+def _splits(contexts: Ints, window: int) -> int:
+    """How many splits cover what the longest of these sequences sees; see `Kernels.decode`."""
+    firsts = np.maximum(contexts - window, 0) // 32 * 32 if window else np.zeros_like(contexts)
+    return -(-int((contexts - firsts).max()) // SPLIT_TOKENS)

@@ -1,0 +1,74 @@
+"""Launches the CUDA kernels on a GPU: compiled by CuPy, on torch's memory and torch's current stream.
+
+May import numpy, torch, CuPy and the kernels' sources. CuPy is imported where it is used: a machine without a GPU
+lacks it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.kernels import options, source
+
+# What a block may have without asking for more.
+_SHARED_BYTES_PLAIN = 48 * 1024
+
+
+def problem() -> str | None:
+    """Why this machine can't run them."""
+    if not torch.cuda.is_available():
+        return "there is no GPU that this torch can use"
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed (pip install 'sluice[cuda]')"
+    return None
+
+
+class CuPyModule:
+    """See `engine.cuda_kernels.Module`."""
+
+    def __init__(self, name: str, constants: Mapping[str, int]) -> None:
+        import cupy
+
+        self._cupy = cupy
+        told = (*options(name, constants), *(f"-I{folder}" for folder in _header_folders()))
+        self._module = cupy.RawModule(code=source(name), options=told)
+        self._module.compile()  # now, and not in the first step or while a graph is captured
+        self._functions: dict[str, Any] = {}
+
+    def launch(
+        self, name: str, grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int, arguments: Sequence[Any], /
+    ) -> None:
+        """See `engine.cuda_kernels.Module`. Memory is torch's tensors, on the current device."""
+        function = self._function(name, shared_bytes)
+        values = tuple(_value(each) for each in arguments)
+        # Resolved at every launch: a step may run on another stream than the one before, and graphs have their own.
+        with self._cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
+            function(grid, block, values, shared_mem=shared_bytes)
+
+    def _function(self, name: str, shared_bytes: int) -> Any:
+        if name not in self._functions:
+            self._functions[name] = self._module.get_function(name)
+        function = self._functions[name]
+        if shared_bytes > max(_SHARED_BYTES_PLAIN, function.max_dynamic_shared_size_bytes):
+            function.max_dynamic_shared_size_bytes = shared_bytes
+        return function
+
+
+def _value(argument: Any) -> np.generic:
+    """CuPy would pass a Python float as 8 bytes, so everything is a numpy scalar; an address is one of 8 bytes."""
+    if argument is None:
+        return np.uint64(0)
+    return np.uint64(argument.data_ptr()) if isinstance(argument, torch.Tensor) else argument
+
+
+def _header_folders() -> list[Path]:
+    """Where the wheel of CUDA's runtime has cuda_fp16.h and cuda_bf16.h, if it is installed."""
+    found = importlib.util.find_spec("nvidia.cuda_runtime")
+    places = list(found.submodule_search_locations or ()) if found else []
+    return [Path(place) / "include" for place in places]

@@ -1,0 +1,247 @@
+"""Each kernel against a float64 reference, through the engine's own launch shapes.
+
+May import numpy and engine.cuda_kernels. A check takes a `Load` (see engine.cuda_kernels), a shape and a random
+generator, and raises AssertionError, or the launcher's error. Slots that nothing was written to hold NaN, results are
+poisoned before the launch, blocks lie in random order and sequences share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.cuda_kernels import SPLIT_TOKENS, Cache, Kernels, Load, Shape, Tables
+
+Array = np.ndarray[Any, Any]
+
+# Of results about as large as 1: the rounding of the result, and for attention of the weights too.
+TOLERANCE = {"float32": 3e-6, "bfloat16": 2e-2, "float16": 3e-3}
+POISON = -77.0  # what no result is
+
+
+def encoded(values: Array, kind: str) -> Array:
+    """As the kernels store them; bfloat16, which numpy lacks, as the upper half of a float32, rounded to even."""
+    if kind == "float32":
+        return np.ascontiguousarray(values, np.float32)
+    if kind == "float16":
+        return np.ascontiguousarray(values).astype(np.float16)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def decoded(stored: Array, kind: str) -> Array:
+    """float64."""
+    if kind == "bfloat16":
+        return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return stored.astype(np.float64)
+
+
+@dataclass
+class World:
+    """Sequences in a paged cache: `keys[s]` and `values[s]` [context, kv_heads, head_dim] are what the cache holds."""
+
+    shape: Shape
+    contexts: list[int]
+    blocks: list[list[int]]
+    keys: list[Array]
+    values: list[Array]
+    cache: Cache
+    tables: Tables
+
+    @classmethod
+    def made(cls, shape: Shape, contexts: Sequence[int], rng: np.random.Generator, firsts: Sequence[int] = ()) -> World:
+        """A sequence may share the whole blocks of the one before it. With `firsts` none does, and the positions before
+        a sequence's first, which no window reaches, hold NaN."""
+        size, row = shape.block_size, (shape.kv_heads, shape.head_dim)
+        needed = [-(-context // size) for context in contexts]
+        pool = 1 + sum(needed)
+        free = rng.permutation(pool).tolist()
+        k_cache = np.full((pool, shape.kv_heads, size, shape.head_dim), np.nan)
+        v_cache = k_cache.copy()
+        blocks: list[list[int]] = []
+        keys: list[Array] = []
+        values: list[Array] = []
+        for number, context in enumerate(contexts):
+            shared = min(context, contexts[number - 1]) // size if number and not firsts and rng.random() < 0.5 else 0
+            before = blocks[-1][:shared] if shared else []
+            own = [*before, *(free.pop() for _ in range(needed[number] - shared))]
+            for cache in (k_cache, v_cache):
+                new = decoded(encoded(rng.standard_normal((context - shared * size, *row)), shape.kind), shape.kind)
+                for at, vector in enumerate(new, shared * size):
+                    cache[own[at // size], :, at % size] = vector
+            blocks.append(own)
+        for own, context in zip(blocks, contexts, strict=True):
+            for cache, known in ((k_cache, keys), (v_cache, values)):
+                known.append(np.concatenate([cache[each] for each in own], 1).transpose(1, 0, 2)[:context])
+        for own, first in zip(blocks, firsts, strict=False):
+            for at in range(first):
+                k_cache[own[at // size], :, at % size] = v_cache[own[at // size], :, at % size] = np.nan
+        stride = max(needed) + int(rng.integers(0, 2))
+        table = np.full((len(contexts), stride), -1, np.int32)
+        for line, own in zip(table, blocks, strict=True):
+            line[: len(own)] = own
+        return cls(
+            shape,
+            list(contexts),
+            blocks,
+            keys,
+            values,
+            Cache(encoded(k_cache, shape.kind), encoded(v_cache, shape.kind)),
+            Tables(table, stride, np.array(contexts, np.int32)),
+        )
+
+    def attention(self, sequence: int, position: int, query: Array, window: int) -> Array:
+        """What query [heads, head_dim] at `position` must get, float64."""
+        first = max(position + 1 - window, 0) if window else 0
+        keys, values = (each[sequence][first : position + 1] for each in (self.keys, self.values))
+        grouped = query.reshape(self.shape.kv_heads, self.shape.group, -1)
+        scores = np.einsum("kgd,pkd->kgp", grouped, keys) / np.sqrt(self.shape.head_dim)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        return np.einsum("kgp,pkd->kgd", weights, values).reshape(query.shape)
+
+
+def queries(shape: Shape, tokens: int, rng: np.random.Generator) -> tuple[Array, Array, int]:
+    """(stored, their values [tokens, heads, head_dim], distance of rows): rows lie apart, as parts of a product's."""
+    gap = 16 * int(rng.integers(0, 2))
+    stored = encoded(1.5 * rng.standard_normal((tokens, shape.heads * shape.head_dim + gap)), shape.kind)
+    values = decoded(stored, shape.kind)[:, : shape.heads * shape.head_dim]
+    return stored, values.reshape(tokens, shape.heads, shape.head_dim), stored.shape[1]
+
+
+def expect(actual: Array, expected: Array, tolerance: float, what: str) -> None:
+    wrong = ~(np.abs(actual - expected) <= tolerance * np.maximum(1, np.abs(expected)))
+    assert not wrong.any(), f"{what}: {wrong.sum()} of {wrong.size} wrong, the first at {np.argwhere(wrong)[0]}"
+
+
+def check_decode(
+    load: Load, shape: Shape, rng: np.random.Generator, contexts: Sequence[int], window: int = 0, more_splits: int = 0
+) -> None:
+    """Sequences of so many positions, their queries in rows of any order, between rows that must be left alone."""
+    firsts = [max(context - window, 0) for context in contexts] if window else []
+    kernels, world = Kernels(shape, load), World.made(shape, contexts, rng, firsts)
+    tokens = len(contexts) + 2
+    rows = rng.permutation(tokens)[: len(contexts)].astype(np.int32)
+    stored, values, stride = queries(shape, tokens, rng)
+    out = encoded(np.full((tokens, shape.heads, shape.head_dim), POISON), shape.kind)
+    seen = [context - max(context - window, 0) // 32 * 32 if window else context for context in contexts]
+    splits = -(-max(seen) // SPLIT_TOKENS) + more_splits
+    partials = np.full(max(kernels.partials_floats(len(contexts), splits), 1), np.nan, np.float32)
+    arguments = (out, partials, (stored, stride), world.cache, world.tables, rows, len(contexts))
+    kernels.decode(*arguments, splits=splits, window=window)
+    expected = np.full((tokens, shape.heads, shape.head_dim), POISON)
+    for sequence, row in enumerate(rows):
+        expected[row] = world.attention(sequence, contexts[sequence] - 1, values[row], window)
+    expect(decoded(out, shape.kind), expected, TOLERANCE[shape.kind], "decode")
+
+
+def check_prefill(
+    load: Load, shape: Shape, rng: np.random.Generator, slices: Sequence[tuple[int, int]], window: int = 0
+) -> None:
+    """Slices of (tokens, positions before them)."""
+    counts = [count for count, _ in slices]
+    firsts = [max(before + 1 - window, 0) for _, before in slices] if window else []
+    kernels, world = Kernels(shape, load), World.made(shape, [sum(each) for each in slices], rng, firsts)
+    rows = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    stored, values, stride = queries(shape, int(rows[-1]), rng)
+    out = encoded(np.full((rows[-1] + 1, shape.heads, shape.head_dim), POISON), shape.kind)
+    tiles = kernels.prefill_tiles(counts)
+    kernels.prefill(out, (stored, stride), world.cache, world.tables, rows, tiles, len(tiles), window=window)
+    expected = np.full(out.shape, POISON)
+    for sequence, (count, before) in enumerate(slices):
+        for token in range(count):
+            row = rows[sequence] + token
+            expected[row] = world.attention(sequence, before + token, values[row], window)
+    expect(decoded(out, shape.kind), expected, TOLERANCE[shape.kind], "prefill")
+
+
+def check_kv_write(load: Load, shape: Shape, rng: np.random.Generator, tokens: int) -> None:
+    """Tokens to distinct slots, one of them to none; then they are gathered in another order."""
+    kernels = Kernels(shape, load)
+    q_width, width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    product = encoded(rng.standard_normal((tokens, q_width + 2 * width)), shape.kind)
+    before = decoded(product, shape.kind)
+    q, k, v = (np.ascontiguousarray(part) for part in np.split(product, (q_width, q_width + width), 1))
+    blocks = tokens // shape.block_size + 2
+    slots = rng.permutation(blocks * shape.block_size)[:tokens].astype(np.int64)
+    slots[rng.integers(0, tokens)] = -1
+    angles = rng.uniform(-3, 3, (tokens, shape.rotary_dim // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    empty = np.full((blocks, shape.kv_heads, shape.block_size, shape.head_dim), POISON)
+    cache = Cache(encoded(empty, shape.kind), encoded(empty, shape.kind))
+    kernels.kv_write(cache, slots, tokens, q=(q, q_width), k=(k, width), v=(v, width), cos=cos, sin=sin)
+
+    heads = before.reshape(tokens, -1, shape.head_dim)
+    turned = rotated(heads, cos.astype(np.float64), sin.astype(np.float64))
+    there = slots >= 0
+    tolerance = {"float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-10}[shape.kind]
+    expected_q = np.where(there[:, None, None], turned, heads)[:, : shape.heads]
+    expect(decoded(q, shape.kind).reshape(expected_q.shape), expected_q, tolerance, "rotated queries")
+    for stored, new in (
+        (cache.k, turned[:, shape.heads : shape.heads + shape.kv_heads]),
+        (cache.v, heads[:, shape.heads + shape.kv_heads :]),
+    ):
+        expected = empty.copy()
+        block, place = np.divmod(slots[there], shape.block_size)
+        expected[block, :, place] = new[there]
+        expect(decoded(stored, shape.kind), expected, tolerance, "written slots")
+    check_gather(kernels, cache, slots[rng.permutation(tokens)])
+
+
+def check_gather(kernels: Kernels, cache: Cache, slots: Array) -> None:
+    shape = kernels.shape
+    k, v = (encoded(np.full((len(slots), shape.kv_heads, shape.head_dim), POISON), shape.kind) for _ in range(2))
+    kernels.kv_gather(k, v, cache, slots, len(slots))
+    block, place = np.divmod(slots, shape.block_size)
+    for got, stored in ((k, cache.k), (v, cache.v)):
+        expected = np.where((slots >= 0)[:, None, None], decoded(stored[block, :, place], shape.kind), 0)
+        expect(decoded(got, shape.kind), expected, 0, "gathered")
+
+
+def rotated(heads: Array, cos: Array, sin: Array) -> Array:
+    half = cos.shape[1]
+    x, y, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    cos, sin = cos[:, None], sin[:, None]
+    return np.concatenate((x * cos - y * sin, y * cos + x * sin, rest), -1)
+
+
+def check_copies(load: Load, shape: Shape, rng: np.random.Generator) -> None:
+    """Copies within a pool, then between two, of blocks whose size is no multiple of the threads'."""
+    kernels = Kernels(shape, load)
+    block_bytes, blocks = 16 * int(rng.integers(1, 700)), 9
+    cache = rng.integers(0, 256, (blocks, block_bytes), dtype=np.uint8)
+    host = rng.integers(0, 256, (blocks, block_bytes), dtype=np.uint8)
+    pairs = np.array([[0, 5], [0, 8]], np.int64)
+    expected = cache.copy()
+    expected[pairs[:, 1]] = cache[pairs[:, 0]]
+    kernels.copy_blocks(cache, pairs, len(pairs), block_bytes)
+    assert (cache == expected).all(), "copied blocks"
+    expected = host.copy()
+    expected[pairs[:, 1]] = cache[pairs[:, 0]]
+    kernels.swap_blocks(host, cache, pairs, len(pairs), block_bytes)
+    assert (host == expected).all(), "swapped blocks"
+
+
+def _decode(load: Load, shape: Shape, rng: np.random.Generator) -> None:
+    check_decode(load, shape, rng, [1, 130])
+    check_decode(load, shape, rng, [270, 33], window=40, more_splits=1)
+
+
+def _prefill(load: Load, shape: Shape, rng: np.random.Generator) -> None:
+    check_prefill(load, shape, rng, [(1, 37), (30, 50)])
+    check_prefill(load, shape, rng, [(40, 60)], window=13)
+
+
+# Small launches that reach every line, for sanitizers and to judge mutations: by the source file that they reach.
+CHECKS: dict[str, Callable[[Load, Shape, np.random.Generator], None]] = {
+    "paged_attention": _decode,
+    "paged_prefill": _prefill,
+    "kv_write": lambda load, shape, rng: check_kv_write(load, shape, rng, 5),
+    "block_copy": check_copies,
+}
+
+BESIDE = {"kv_write": "kv_gather.cu", "block_copy": "block_swap.cu"}  # files that a check reaches too
