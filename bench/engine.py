@@ -23,7 +23,7 @@ from pathlib import Path
 from bench.contenders import KINDS, Figures
 from bench.machine import REPOSITORY, describe, markdown, spread
 
-OURS = ["sluice:float32", "sluice:bfloat16"]
+OURS = ["sluice:float32", "sluice:bfloat16", "sluice:int8", "sluice:gguf"]
 TRANSFORMERS = ["transformers:bfloat16"]
 LLAMA_CPP = ["llama.cpp:BF16", "llama.cpp:Q8_0", "llama.cpp:as-is"]
 ROUND_S_MAX = 900

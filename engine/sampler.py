@@ -28,6 +28,9 @@ _TEMPERATURE_MIN, _TEMPERATURE_MAX = 1e-30, 1e30
 # What stands for the logarithm of nothing, which JSON can't say; the same number as elsewhere in the field.
 LOGPROB_MIN = -9999.0
 
+# To pick so small a part of a row takes a fifth of the time that sorting it does.
+_FEW = 64
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -43,7 +46,7 @@ class Sampler:
         finite logit or with an infinite one is answered with an error."""
         samplings = [each.sampling for each in sequences]
         allowed = self._adjusted(logits, sequences)
-        best, tokens = allowed.max(-1)
+        best, tokens = _largest(allowed)
         drawn = [row for row, each in enumerate(samplings) if each.temperature > 0]
         if drawn:
             rows = torch.tensor(drawn, device=logits.device)
@@ -144,7 +147,7 @@ def draw(logits: torch.Tensor, samplings: list[Sampling], generated: list[int]) 
 
 def _narrowed(weights: torch.Tensor, top_k: list[int], top_p: list[float]) -> torch.Tensor:
     """The weights [rows, vocab] with 0 for what top_k and top_p drop. Among equals the lower ids stay."""
-    falling = _sorted(weights).flip(-1)
+    falling = _falling(weights, max(top_k))
     reached = falling.cumsum(-1, dtype=torch.float64)
     most = torch.tensor(top_k, device=weights.device)[:, None]
     share = _column(top_p, weights, torch.float64)
@@ -158,11 +161,22 @@ def _narrowed(weights: torch.Tensor, top_k: list[int], top_p: list[float]) -> to
     return weights * (above | equal)
 
 
-def _sorted(weights: torch.Tensor) -> torch.Tensor:
-    """Each row ascending. numpy sorts with vector instructions, 30 times as fast on a CPU as torch."""
-    if weights.device.type == "cpu":
-        return torch.from_numpy(np.sort(weights.numpy(), -1))
-    return weights.sort(-1).values
+def _falling(weights: torch.Tensor, most: int) -> torch.Tensor:
+    """The `most` largest of each row, and perhaps more, in falling order."""
+    if most * _FEW < weights.shape[1]:
+        return weights.topk(most).values
+    if weights.device.type == "cpu":  # numpy sorts with vector instructions, 30 times as fast as torch
+        return torch.from_numpy(np.sort(weights.numpy(), -1)).flip(-1)
+    return weights.sort(-1).values.flip(-1)
+
+
+def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest of each row and its id; a NaN counts as that."""
+    if logits.device.type == "cpu":  # numpy's search is 5 times as fast as torch's
+        ids = torch.from_numpy(logits.numpy().argmax(-1))
+        return logits.gather(-1, ids[:, None])[:, 0], ids
+    best, ids = logits.max(-1)
+    return best, ids
 
 
 def _column(values: Any, like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
