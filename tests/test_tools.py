@@ -250,6 +250,17 @@ def test_the_prompt_tells_of_the_tools(client: OpenAI) -> None:
     assert prompt_tokens(tools=TOOLS, tool_choice="none") == prompt_tokens()
 
 
+@pytest.mark.parametrize("tools", [[], TOOLS])
+def test_tokenize_counts_them(server: Server, client: OpenAI, tools: list[Any]) -> None:
+    asked = {"messages": says("hi"), "tools": tools}
+    counted = server.ask("POST", "/tokenize", asked).json()["count"]
+    answer = client.chat.completions.create(model=MODEL, messages=says("hi"), max_tokens=1, tools=tools)
+    assert answer.usage is not None and answer.usage.prompt_tokens == counted
+    assert server.ask("POST", "/tokenize", {"prompt": "hi", "tools": TOOLS}).error(400)["param"] == "tools"
+    bad = {**asked, "tools": [TOOLS[0], TOOLS[0]]}
+    assert server.ask("POST", "/tokenize", bad).error(400)["param"] == "tools.1.function.name"
+
+
 @pytest.mark.parametrize(
     ("family", "text"),
     [
