@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from hashlib import sha256
 from typing import cast
 
+from bench.machine import describe, markdown, spread
 from engine.tokenizer import Tokenizer
 from engine.wire import WIRE_VERSION, Gauges, Hello, Sampling, Step, Submit, TokenizerSpec
 from protocols.http1 import Http1, Request
@@ -161,12 +160,9 @@ def steps(server: Server, streams: int) -> Callable[[], None]:
     return once
 
 
-def _row(name: str, without: list[float], with_: list[float]) -> str:
-    def shown(values: list[float]) -> str:
-        return f"{statistics.median(values):7.2f} ({min(values):.2f} to {max(values):.2f})"
-
+def _row(name: str, without: list[float], with_: list[float]) -> list[str]:
     difference = statistics.median(with_) - statistics.median(without)
-    return f"{name:34} {shown(without):>26} {shown(with_):>26} {difference:8.2f}"
+    return [name, spread(without, 2), spread(with_, 2), f"{difference:.2f}"]
 
 
 def main(argv: list[str]) -> int:
@@ -188,14 +184,14 @@ def main(argv: list[str]) -> int:
         },
         f"a token, {options.streams} streams a step": (step_plain, step_limited, options.streams),
     }
-    print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {KEYS} keys")
-    print(f"{options.rounds} rounds by turns; median (least to most)\n")
-    print(f"{'µs':34} {'without, or one engine':>26} {'with':>26} {'more':>8}")
+    rows = []
     for name, (without, with_, share) in pairs.items():
         times = max(1, options.times // share)
         seen: tuple[list[float], list[float]] = ([], [])
         for _ in range(options.rounds):
             for work, values in zip((without, with_), seen, strict=True):
                 values.append(microseconds(work, times) / share)
-        print(_row(name, *seen))
+        rows.append(_row(name, *seen))
+    print(f"{describe()}; {KEYS} keys\n")
+    print(markdown([f"µs, {options.rounds} rounds", "no keys, one engine", "keys and limits, engines", "more"], rows))
     return 0

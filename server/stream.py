@@ -111,7 +111,12 @@ class ToolCall:
 
     id: str
     name: str
-    arguments: str = ""  # JSON, as the model wrote it
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        """JSON, as the model wrote it."""
+        return "".join(self.parts)
 
 
 class Reader(Protocol):
@@ -221,7 +226,7 @@ class Choice:
         elif isinstance(piece, ToolCallBegin):
             self.calls.append(ToolCall(piece.id, piece.name))
         elif isinstance(piece, ToolArguments):
-            self.calls[-1].arguments += piece.text
+            self.calls[-1].parts.append(piece.text)
 
 
 class Stream:

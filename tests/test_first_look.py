@@ -116,5 +116,6 @@ def test_every_flag_of_the_readme_is_one() -> None:
     readme = (REPOSITORY / "README.md").read_text()
     sections = readme.split("## Test another server with our suite")[0]
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", sections))
-    elsewhere = {"--listen", "--token-file", "--json", "--http2-prior-knowledge"}  # the engine's, and curl's
+    # The engine's, curl's, and schemathesis'.
+    elsewhere = {"--listen", "--token-file", "--json", "--http2-prior-knowledge", "--exclude-path", "--checks"}
     assert named - known - elsewhere == set()

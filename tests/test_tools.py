@@ -248,3 +248,41 @@ def test_the_prompt_tells_of_the_tools(client: OpenAI) -> None:
 
     assert prompt_tokens(tools=TOOLS) > prompt_tokens(tools=TOOLS[:1]) > prompt_tokens() + len(str(TOOLS[0]))
     assert prompt_tokens(tools=TOOLS, tool_choice="none") == prompt_tokens()
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS])
+def test_tokenize_counts_them(server: Server, client: OpenAI, tools: list[Any]) -> None:
+    asked = {"messages": says("hi"), "tools": tools}
+    counted = server.ask("POST", "/tokenize", asked).json()["count"]
+    answer = client.chat.completions.create(model=MODEL, messages=says("hi"), max_tokens=1, tools=tools)
+    assert answer.usage is not None and answer.usage.prompt_tokens == counted
+    assert server.ask("POST", "/tokenize", {"prompt": "hi", "tools": TOOLS}).error(400)["param"] == "tools"
+    bad = {**asked, "tools": [TOOLS[0], TOOLS[0]]}
+    assert server.ask("POST", "/tokenize", bad).error(400)["param"] == "tools.1.function.name"
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'),
+        ("llama3", '{"name": "add", "parameters": {"a": 1, "b": 2}}'),
+        ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}, "id": "Ab3Cd6Ef9"}]'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}'),
+    ],
+)
+def test_each_family_by_its_flag(family: str, text: str) -> None:
+    """What the model wrote, and what it must write where a call is required."""
+    scripts: list[dict[str, Any]] = [{"match": "play", "tokens": [text[at : at + 3] for at in range(0, len(text), 3)]}]
+    with Server("--tool-parser", family, scripts=scripts) as server:
+        for fields in ({}, {"tool_choice": "required"}):
+            content = "play" if not fields else "make"
+            body = chat(content, tools=TOOLS, seed=1, **fields)
+            message = server.ask("POST", CHAT, body).json()["choices"][0]
+            calls = [call["function"] for call in message["message"]["tool_calls"]]
+            assert message["finish_reason"] == "tool_calls" and message["message"]["content"] is None
+            assert all(isinstance(json.loads(call["arguments"]), dict) for call in calls)
+            if content == "play":
+                assert [(call["name"], call["arguments"]) for call in calls] == [("add", '{"a": 1, "b": 2}')]
+            if family == "mistral":
+                assert {len(call["id"]) for call in message["message"]["tool_calls"]} == {9}

@@ -46,19 +46,26 @@ class _Choice(msgspec.Struct, forbid_unknown_fields=True):
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
     """How the answer may call tools; None when it can't. Raises ApiError."""
-    tools = [_tool(tool, f"tools.{i}.function") for i, tool in enumerate(request.tools or ())]
-    if len(tools) > TOOLS_MAX:
-        raise invalid("tools", f"tools holds {len(tools)}; at most {TOOLS_MAX} are allowed")
+    tools = tools_of(request.tools or [])
     names = [tool.name for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise invalid(f"tools.{i}.function.name", f"there are two functions named {name!r}")
     mode, allowed = _choice(request.tool_choice, names)
     one = isinstance(request.tool_choice, dict) and request.tool_choice["type"] == "function"
     if mode == "none" or not tools:
         return None
     chosen = tuple(tool for tool in tools if allowed is None or tool.name in allowed)
     return ToolUse(chosen, mode, parallel=not one and request.parallel_tool_calls is not False)
+
+
+def tools_of(given: list[ToolDefinition]) -> list[Tool]:
+    """The tools that there are. Raises ApiError."""
+    if len(given) > TOOLS_MAX:
+        raise invalid("tools", f"tools holds {len(given)}; at most {TOOLS_MAX} are allowed")
+    tools = [_tool(tool, f"tools.{i}.function") for i, tool in enumerate(given)]
+    names = [tool.name for tool in tools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise invalid(f"tools.{i}.function.name", f"there are two functions named {name!r}")
+    return tools
 
 
 def json_form(request: ChatRequest) -> JsonForm | None:

@@ -14,7 +14,7 @@ from server.api.generation import Generation
 from server.api.tool_use import REQUIRED, Tool, ToolUse
 from server.tools import grammars
 from server.tools.formats import markers
-from server.tools.grammars import ANY_OBJECT, Calls
+from server.tools.grammars import ANY_OBJECT, Calls, schema_fault
 
 # Schemas are checked one at a time: it takes milliseconds, and 0.3 s of another core for the worst.
 CHECKERS = 1
@@ -35,7 +35,7 @@ async def answer_grammar(generation: Generation, use: ToolUse | None, form: Json
     """The grammar of the answers to one request; "" for free text. Raises ApiError 400 for a schema that can't be
     enforced, and names it."""
     if form is not None:
-        await _check(grammars.json_grammar(form.schema), form.param)
+        await _check_schema(form.schema, form.param)
     if use is None or not (form or use.mode == REQUIRED or any(tool.strict for tool in use.tools)):
         return grammars.json_grammar(form.schema) if form else ""
     calls = await _calls(generation, use)
@@ -45,7 +45,7 @@ async def answer_grammar(generation: Generation, use: ToolUse | None, form: Json
         grammar = grammars.calls_or_json_grammar(calls, form.schema)
     else:
         grammar = grammars.text_and_calls_grammar(calls)
-    await _check(grammar, "tools")
+    _refuse(await _fault(grammar), "tools")
     return grammar
 
 
@@ -57,7 +57,7 @@ async def _calls(generation: Generation, use: ToolUse) -> Calls:
         schema: Mapping[str, Any] = ANY_OBJECT
         if tool.strict or use.mode == REQUIRED:
             schema = _arguments(tool)
-            await _check(grammars.json_grammar(schema), tool.param)
+            await _check_schema(schema, tool.param)
         functions.append((tool.name, schema))
     return Calls(model.syntax, tuple(functions), markers(model.syntax, model.tokenizer), use.parallel)
 
@@ -70,7 +70,15 @@ def _arguments(tool: Tool) -> Mapping[str, Any]:
     return {**tool.parameters, "type": "object"}
 
 
-async def _check(grammar: str, param: str) -> None:
-    fault = await asyncio.get_running_loop().run_in_executor(_checkers, grammar_fault, grammar)
+async def _check_schema(schema: Mapping[str, Any], param: str) -> None:
+    _refuse(schema_fault(schema), param)
+    _refuse(await _fault(grammars.json_grammar(schema)), param)
+
+
+async def _fault(grammar: str) -> str:
+    return await asyncio.get_running_loop().run_in_executor(_checkers, grammar_fault, grammar)
+
+
+def _refuse(fault: str, param: str) -> None:
     if fault:
         raise invalid(param, f"this schema can't be enforced: {fault}", "invalid_schema")

@@ -8,8 +8,8 @@ import msgspec
 
 from server.api.errors import invalid
 from server.api.generation import Generation
-from server.api.openai_turns import turns_of
-from server.api.types import MESSAGES_MAX, Message, decode
+from server.api.openai_turns import tools_of, turns_of
+from server.api.types import MESSAGES_MAX, Message, ToolDefinition, decode
 from server.http import Call, Response, json_response
 
 # Turned into text at once: some ten milliseconds of the loop's time.
@@ -23,6 +23,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[ToolDefinition] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -56,7 +57,7 @@ async def tokenize(generation: Generation, call: Call) -> Response:
 
 
 async def _of_prompt(generation: Generation, request: TokenizeRequest, prompt: str) -> list[int]:
-    for name in ("add_generation_prompt", "continue_final_message"):
+    for name in ("tools", "add_generation_prompt", "continue_final_message"):
         if getattr(request, name) is not None:
             raise invalid(name, f"{name} is for messages, not for a prompt")
     tokenizer = generation.model.tokenizer
@@ -79,6 +80,7 @@ async def _of_messages(generation: Generation, request: TokenizeRequest, message
     ids = await generation.encode_turns(
         turns_of(messages),
         "messages",
+        tools=[tool.shown for tool in tools_of(request.tools or [])] or None,
         add_generation_prompt=generates is not False and not continues,
         continue_final_message=continues,
     )

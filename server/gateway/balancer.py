@@ -62,13 +62,17 @@ class Member:
         self.gauges = Gauges()
         self.outstanding = 0  # tokens
         self.tokens: dict[int, int] = {}  # of each of its sequences
+        self._unread: set[int] = set()  # sequences without a reader: they have nothing to do, and don't count
         self._balancer = balancer
         self._marks: dict[int, None] = {}
 
     def give(self, message: Submit, marks: list[tuple[int, int]]) -> None:
         """This engine's turn."""
         tokens = self.tokens[message.id] = outstanding_tokens(message)
-        self.outstanding += tokens
+        if message.credit:
+            self.outstanding += tokens
+        else:
+            self._unread.add(message.id)
         for mark, _ in marks:
             self._marks.pop(mark, None)
             self._marks[mark] = None
@@ -76,9 +80,23 @@ class Member:
             del self._marks[next(iter(self._marks))]
         self.link.submit(message)
 
+    def credit(self, sequence_id: int, total: int) -> None:
+        """Let one of its sequences go on, or (0) wait for a reader."""
+        if total == 0 and sequence_id not in self._unread:
+            self._unread.add(sequence_id)
+            self.outstanding -= self.tokens[sequence_id]
+        elif total and sequence_id in self._unread:
+            self._unread.remove(sequence_id)
+            self.outstanding += self.tokens[sequence_id]
+        self.link.credit(sequence_id, total)
+
     def forget(self, sequence_id: int) -> None:
         """A sequence has ended."""
-        self.outstanding -= self.tokens.pop(sequence_id, 0)
+        tokens = self.tokens.pop(sequence_id, 0)
+        if sequence_id in self._unread:
+            self._unread.remove(sequence_id)
+        else:
+            self.outstanding -= tokens
 
     def known_tokens(self, marks: list[tuple[int, int]]) -> int:
         """How much of the beginning of a prompt it was given before."""
@@ -101,6 +119,7 @@ class Member:
         lost = list(self.tokens)
         self.gauges, self.outstanding = Gauges(), 0
         self.tokens.clear()
+        self._unread.clear()
         self._marks.clear()
         self._balancer.on_lost(lost)
 
@@ -174,7 +193,7 @@ class Balancer:
     def credit(self, sequence_id: int, total: int) -> None:
         """Let a sequence reach `total` generated tokens."""
         if member := self._of.get(sequence_id):
-            member.link.credit(sequence_id, total)
+            member.credit(sequence_id, total)
 
     def cancel(self, sequence_ids: list[int]) -> None:
         """Forget sequences."""

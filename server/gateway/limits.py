@@ -251,7 +251,7 @@ def duration(seconds: float) -> bytes:
     """As OpenAI writes it: `120ms`, `1.5s`, `6m0s`."""
     if seconds < 1:
         return b"%dms" % math.ceil(seconds * 1000)
-    if seconds < MINUTE_S:
-        return b"%gs" % (math.ceil(seconds * 10) / 10)
+    if (tenths := math.ceil(seconds * 10)) < MINUTE_S * 10:
+        return b"%gs" % (tenths / 10)
     whole = math.ceil(seconds)
     return b"%dm%ds" % divmod(whole, 60)

@@ -15,8 +15,28 @@ from server.tools.parser import ARGS, LLAMA3, Syntax
 
 # More calls than anybody asks for at once. A weak model that must call would not stop before its max_tokens.
 CALLS_MAX = 16
+# llguidance reads JSON to about this depth.
+SCHEMA_DEPTH_MAX = 100
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_LIST = '" "? "["'  # of calls in Mistral's older form: its templates differ in the blank
 _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
+
+
+def schema_fault(schema: Mapping[str, Any]) -> str:
+    """What no compiler of grammars will say against a schema, as a sentence; "" for nothing."""
+    unseen: list[tuple[Any, int]] = [(schema, 1)]
+    while unseen:
+        value, depth = unseen.pop()
+        if depth > SCHEMA_DEPTH_MAX:
+            return f"it is nested more than {SCHEMA_DEPTH_MAX} levels deep"
+        if isinstance(value, Mapping):
+            least = value.get("minProperties")
+            if isinstance(least, int) and least > 1:  # a name may be given twice, and then counts once
+                return "minProperties above 1 is not supported; name the properties in required"
+            unseen += [(each, depth + 1) for each in value.values()]
+        elif isinstance(value, list):
+            unseen += [(each, depth + 1) for each in value]
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +91,7 @@ def _rules(calls: Calls) -> str:
     if not calls.several:
         return f"calls: {one}\n{rules}"
     if syntax.name_before and ARGS not in calls.marker_ids:  # one list holds all
-        listed = f'"[" function (", " function){{0,{CALLS_MAX - 1}}} "]"'
+        listed = f'{_LIST} function (", " function){{0,{CALLS_MAX - 1}}} "]"'
         return f"calls: {_marker(calls, syntax.marker)} {listed}\n{_functions(calls)}"
     return f"calls: {one} ({between} {one}){{0,{CALLS_MAX - 1}}}\n{rules}"
 
@@ -83,7 +103,7 @@ def _behind_marker(calls: Calls) -> str:
         return f'"\\n" function "\\n" {_marker(calls, syntax.close)}'
     if ARGS in calls.marker_ids:
         return "function"
-    return '"[" function "]"'
+    return f'{_LIST} function "]"'
 
 
 def _functions(calls: Calls) -> str:

@@ -20,11 +20,15 @@
 namespace cuda_on_cpu {
 
 constexpr int WARP = 32;
-constexpr int SLOT_BYTES = 64;         // the most that a lane hands to its warp at once: the fragments of one mma, as floats
 constexpr int PENDING_COPIES_MAX = 128;  // asynchronous copies of a thread; a kernel that starts more has lost a wait
 
 struct Index {
     unsigned x, y, z;
+};
+
+// What a lane hands to its warp at once; the most is the fragments of one mma, as floats.
+struct Slot {
+    uint64_t word[8];
 };
 
 struct Copy {
@@ -39,7 +43,7 @@ struct Copy {
 struct Thread {
     Index thread, block, block_size, grid_size;
     unsigned char *shared;
-    unsigned char (*slots)[WARP][SLOT_BYTES];  // [2] of the warp
+    Slot (*slots)[WARP];  // [2] of the warp
     int lane;
     unsigned exchanges;
     int copies, copy_group;
@@ -50,28 +54,36 @@ extern Thread *current;
 
 void meet_block(const char *file, int line);
 void meet_warp(const char *file, int line, unsigned mask);
+
+// Hands a slot to the warp and waits for it; then `handed` gives what a lane has handed. As on a GPU this orders no other
+// memory: a thread that may read what another wrote after a shuffle alone has a race.
+const Slot *hand(const Slot &own, const char *file, int line, unsigned mask);
+Slot handed(const Slot *slots, int lane);
 [[noreturn]] void fail(const char *file, int line, const char *what);
 
-template <class Value> const unsigned char (*exchange(Value value, const char *file, int line, unsigned mask))[SLOT_BYTES] {
-    static_assert(sizeof(Value) <= SLOT_BYTES, "too large for a slot");
-    auto *slots = current->slots[current->exchanges++ & 1];
-    std::memcpy(slots[current->lane], &value, sizeof(Value));
-    meet_warp(file, line, mask);
-    return slots;
+template <class Value> const Slot *exchange(Value value, const char *file, int line, unsigned mask) {
+    static_assert(sizeof(Value) <= sizeof(Slot), "too large for a slot");
+    Slot own{};
+    std::memcpy(&own, &value, sizeof(Value));
+    return hand(own, file, line, mask);
+}
+
+template <class Value> Value taken(const Slot *slots, int lane) {
+    const Slot slot = handed(slots, lane);
+    Value value;
+    std::memcpy(&value, &slot, sizeof(Value));
+    return value;
 }
 
 template <class Value>
 Value shuffle(Value value, int lane, const char *file, int line, unsigned mask) {
-    auto *slots = exchange(value, file, line, mask);
-    Value taken;
-    std::memcpy(&taken, slots[lane & (WARP - 1)], sizeof(Value));
-    return taken;
+    return taken<Value>(exchange(value, file, line, mask), lane & (WARP - 1));
 }
 
 inline unsigned ballot(bool vote, const char *file, int line, unsigned mask) {
-    auto *slots = exchange(vote, file, line, mask);
+    const Slot *slots = exchange(vote, file, line, mask);
     unsigned votes = 0;
-    for (int lane = 0; lane < WARP; lane++) votes |= unsigned(slots[lane][0] != 0) << lane;
+    for (int lane = 0; lane < WARP; lane++) votes |= unsigned(taken<bool>(slots, lane)) << lane;
     return votes;
 }
 
@@ -107,12 +119,12 @@ void multiply(float *c, const unsigned *a, const unsigned *b, ToFloat to_float, 
     Fragments own;
     for (int at = 0; at < 8; at++) own.a[at] = to_float(uint16_t(a[at / 2] >> 16 * (at % 2)));
     for (int at = 0; at < 4; at++) own.b[at] = to_float(uint16_t(b[at / 2] >> 16 * (at % 2)));
-    const auto *slots = exchange(own, file, line, 0xffffffffu);
+    const Slot *slots = exchange(own, file, line, 0xffffffffu);
     const int group = current->lane / 4, pair = current->lane % 4;
     for (int column = 0; column < 2; column++) {
         for (int t = 0; t < 4; t++) {
-            const auto &left = *reinterpret_cast<const Fragments *>(slots[4 * group + t]);
-            const auto &right = *reinterpret_cast<const Fragments *>(slots[4 * (2 * pair + column) + t]);
+            const auto left = taken<Fragments>(slots, 4 * group + t);
+            const auto right = taken<Fragments>(slots, 4 * (2 * pair + column) + t);
             for (int half = 0; half < 2; half++) {
                 c[2 * half + column] += left.a[2 * half] * right.b[0] + left.a[2 * half + 1] * right.b[1] +
                                         left.a[4 + 2 * half] * right.b[2] + left.a[5 + 2 * half] * right.b[3];

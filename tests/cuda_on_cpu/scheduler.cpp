@@ -126,7 +126,7 @@ struct Fiber {
 
 struct Warp {
     unsigned arrived;
-    alignas(16) unsigned char slots[2][WARP][SLOT_BYTES];
+    Slot slots[2][WARP];
     char order[2];  // ThreadSanitizer's handles on the barrier, used in turn: a fast thread's next arrival isn't this one
 };
 
@@ -298,15 +298,15 @@ bool meet_at_one_line(unsigned first, unsigned end) {
     return true;
 }
 
-// Waits until all of [first, end) are here. `kind` 0: the block, 1: a warp.
+// Waits until all of [first, end) are here. `kind` 0: the block, 1: a warp. Without `order` memory isn't ordered.
 void meet(const char *file, int line, int kind, unsigned first, unsigned end, unsigned &arrived, char *order) {
     Fiber *fiber = running;
     fiber->file = file;
     fiber->line = line;
     fiber->state = kind == 0 ? AT_BLOCK : AT_WARP;
-    [[maybe_unused]] char *handle = &order[fiber->meetings[kind]++ & 1];
+    [[maybe_unused]] char *handle = order ? &order[fiber->meetings[kind]++ & 1] : nullptr;
 #ifdef CUDA_ON_CPU_THREAD
-    __tsan_release(handle);
+    if (handle) __tsan_release(handle);
 #endif
     if (++arrived == end - first) {
         arrived = 0;
@@ -318,7 +318,7 @@ void meet(const char *file, int line, int kind, unsigned first, unsigned end, un
     }
     yield();
 #ifdef CUDA_ON_CPU_THREAD
-    __tsan_acquire(handle);
+    if (handle) __tsan_acquire(handle);
 #endif
 }
 
@@ -373,12 +373,31 @@ void meet_block(const char *file, int line) {
     meet(file, line, 0, 0, block->threads, block->arrived, block->order);
 }
 
-void meet_warp(const char *file, int line, unsigned mask) {
+namespace {
+
+void meet_warp(const char *file, int line, unsigned mask, bool ordered) {
     if (mask != 0xffffffffu) fail(file, line, "only full warps are emulated");
     const unsigned first = unsigned(running - block->fibers.data()) / WARP * WARP;
     if (first + WARP > block->threads) fail(file, line, "the block's last warp isn't full");
     Warp &warp = block->warps[first / WARP];
-    meet(file, line, 1, first, first + WARP, warp.arrived, warp.order);
+    meet(file, line, 1, first, first + WARP, warp.arrived, ordered ? warp.order : nullptr);
+}
+
+}  // namespace
+
+void meet_warp(const char *file, int line, unsigned mask) {
+    meet_warp(file, line, mask, true);
+}
+
+const Slot *hand(const Slot &own, const char *file, int line, unsigned mask) {
+    Slot *slots = current->slots[current->exchanges++ & 1];
+    slots[current->lane] = own;
+    meet_warp(file, line, mask, false);
+    return slots;
+}
+
+Slot handed(const Slot *slots, int lane) {
+    return slots[lane];
 }
 
 void fail(const char *file, int line, const char *what) {

@@ -233,3 +233,19 @@ def test_the_cut_does_not_depend_on_tokens_unless_stops_nest(text: str, stops: l
     stream = TextStream(tokenizer, stops=stops)
     sent = "".join(run(stream, list(ids))) + stream.flush()
     assert sent == text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+
+
+def test_special_ids_that_are_shown_are_text_and_the_others_are_not() -> None:
+    tokenizer = Tokenizer(bytes_spec(["<|im_end|>", "[TOOL_CALLS]", "[ARGS]"]))
+    for shown, text in ((frozenset(), "af"), ({257}, "a[TOOL_CALLS]f"), ({257, 258}, "a[TOOL_CALLS]f[ARGS]")):
+        stream = TextStream(tokenizer, shown=frozenset(shown))
+        assert "".join(stream.push(id_) for id_ in (ord("a"), 256, 257, ord("f"), 258)) + stream.flush() == text
+        everything = TextStream(tokenizer, skip_special=False, shown=frozenset(shown))
+        assert everything.push(256) == "<|im_end|>"
+
+
+def test_pieces_with_shown_ids_are_made_once_for_a_set() -> None:
+    tokenizer = Tokenizer(bytes_spec(["<|im_end|>", "[TOOL_CALLS]"]))
+    assert tokenizer.pieces(shown=frozenset([257])) is tokenizer.pieces(shown=frozenset([257]))
+    assert tokenizer.pieces(shown=frozenset([256])).whole[256] == "<|im_end|>"
+    assert tokenizer.pieces().whole[256] == tokenizer.pieces().whole[257] == ""

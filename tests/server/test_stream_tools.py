@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,3 +149,18 @@ def test_plain_text_shows_the_text_and_positions_stay_the_same_for_all() -> None
     for position in range(len(whole)):
         late = Client(client.stream, position)
         assert late.channel.data.splitlines() == whole[position:]
+
+
+def test_markers_that_are_special_tokens_reach_the_parser_and_no_text() -> None:
+    """As in Llama 3 and Mistral: skipped in any other answer."""
+    syntax = replace(HERMES, marker="<|end|>", close="")
+    rig = Rig(credit_window=10_000)
+    client = rig.open(calls=CallFormat(syntax, frozenset("f"), marker_ids=frozenset([EOS])))
+    plain = rig.open()
+    for stream in (client.stream, plain.stream):
+        id_ = stream.choices[0].sequence_id
+        for token in (*b"so ", EOS, *b'{"name": "f", "arguments": {}}'):
+            rig.table.on_step(rig.engine.tokens([(id_, token)]))
+        finish(rig, stream)
+    assert client.text == "so " and calls_in(deltas(client)) == [("f", "{}")]
+    assert plain.text == 'so {"name": "f", "arguments": {}}'

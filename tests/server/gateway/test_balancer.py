@@ -88,9 +88,9 @@ class Rig:
         asyncio.run(self.balancer.start())
         self._ids = iter(range(1, 10**6))
 
-    def submit(self, prompt: list[int], *, max_tokens: int = 100, **fields: Any) -> int:
+    def submit(self, prompt: list[int], *, max_tokens: int = 100, credit: int = 64, **fields: Any) -> int:
         id_ = next(self._ids)
-        self.balancer.submit(Submit(id_, prompt, Sampling(max_tokens=max_tokens), 64, **fields))
+        self.balancer.submit(Submit(id_, prompt, Sampling(max_tokens=max_tokens), credit, **fields))
         return id_
 
     def where(self, id_: int) -> int:
@@ -198,6 +198,30 @@ class TestDeath:
         assert rig.outstanding == [0, 0]
         rig.links[1].come_back()
         assert rig.where(rig.submit([1])) == 1
+
+
+def test_streams_that_nobody_reads_have_nothing_to_do() -> None:
+    rig = Rig(2)
+    ids = [rig.submit(numbers(100, seed)) for seed in range(20)]
+    on_first = [id_ for id_ in ids if rig.where(id_) == 0]
+    for id_ in on_first:
+        rig.balancer.credit(id_, 0)
+        rig.balancer.credit(id_, 0)
+    assert rig.outstanding == [0, 2000]
+    rig.balancer.credit(on_first[0], 64)
+    rig.balancer.credit(on_first[0], 96)
+    assert rig.outstanding == [200, 2000]
+    rig.links[0].end(on_first[1])
+    rig.balancer.cancel(on_first[2:])
+    assert rig.outstanding == [200, 2000]
+    rig.balancer.credit(on_first[0], 0)
+    rig.links[0].lose()
+    assert rig.outstanding == [0, 2000]
+    rig.links[0].come_back()
+    again = rig.submit(numbers(100, 1), credit=0)
+    assert rig.outstanding == [0, 2000]
+    rig.balancer.credit(again, 64)
+    assert rig.outstanding == [200, 2000]
 
 
 def test_credit_and_cancel_go_where_the_sequence_is() -> None:

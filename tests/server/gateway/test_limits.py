@@ -306,7 +306,16 @@ def test_the_only_key_may_have_all_of_the_queue() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, b"0ms"), (0.0123, b"13ms"), (1, b"1s"), (1.41, b"1.5s"), (59.99, b"60s"), (60, b"1m0s"), (119.2, b"2m0s")],
+    [
+        (0, b"0ms"),
+        (0.0123, b"13ms"),
+        (1, b"1s"),
+        (1.41, b"1.5s"),
+        (59.9, b"59.9s"),
+        (59.99, b"1m0s"),
+        (60, b"1m0s"),
+        (119.2, b"2m0s"),
+    ],
 )
 def test_durations_are_written_as_openai_does(seconds: float, text: bytes) -> None:
     assert duration(seconds) == text

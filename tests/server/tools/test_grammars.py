@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from itertools import count
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -19,6 +20,7 @@ from server.tools.grammars import (
     calls_grammar,
     calls_or_json_grammar,
     json_grammar,
+    schema_fault,
     text_and_calls_grammar,
 )
 from server.tools.parser import ARGS, HERMES, LLAMA3, MISTRAL, Syntax, ToolParser
@@ -156,6 +158,21 @@ def test_names_are_written_as_json() -> None:
     grammar = calls_grammar(Calls(HERMES, (('odd."name"', ANY_OBJECT),), {}, False))
     text, _ = walk(grammar, random.Random(0))
     assert text.startswith('<tool_call>\n{"name": "odd.\\"name\\"", "arguments": {')
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"properties": {"a": {"anyOf": [{"minProperties": 2}]}}}, "minProperties"),
+        (json.loads('{"items":' * 100 + "{}" + "}" * 100), "deep"),
+        ({"minProperties": 1, "properties": {"minProperties": {"type": "integer"}}}, ""),
+        (json.loads('{"items":' * 99 + "{}" + "}" * 99), ""),
+        *[(schema, "") for schema in SCHEMAS.values()],
+    ],
+)
+def test_what_grammars_can_not_say(schema: dict[str, Any], word: str) -> None:
+    fault = schema_fault(schema)
+    assert word in fault if word else not fault
 
 
 def test_white_space_has_an_end() -> None:

@@ -1,0 +1,47 @@
+"""NVIDIA's own compiler takes every kernel without a warning, and none spills or takes more registers than it did."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.cuda_kernels import Shape
+from tests.cuda_on_cpu import nvrtc
+
+# One instance of each type; `python -m tests.cuda_on_cpu.nvrtc` compiles all.
+SHAPES = [
+    Shape("float32", heads=1, kv_heads=1, head_dim=64, rotary_dim=64, block_size=16),
+    Shape("bfloat16", heads=4, kv_heads=1, head_dim=128, rotary_dim=128, block_size=16),
+    Shape("float16", heads=7, kv_heads=1, head_dim=256, rotary_dim=256, block_size=32),
+]
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_kernels_compile_within_their_registers(architecture: str) -> None:
+    table = nvrtc.read_table()
+    found = [*nvrtc.plain_usages(architecture)]
+    for shape in SHAPES:
+        found += nvrtc.usages_of(shape, architecture)
+    for key, usage in found:
+        assert usage.spilled_bytes == 0, f"{key} spills {usage.spilled_bytes} bytes"
+        assert usage.registers <= table[key], f"{key} takes {usage.registers} registers, not {table[key]} as before"
+
+
+def test_the_table_holds_every_instance() -> None:
+    table = nvrtc.read_table()
+    kernels = {kernel for kernel, kind, _, _ in table if kind != "any"}
+    assert kernels >= {"paged_attention", "paged_attention_merge", "paged_prefill", "kv_write", "kv_gather"}
+    wanted = {
+        (kernel, kind, dim, architecture)
+        for kernel in kernels
+        for kind in nvrtc.KINDS
+        for dim in nvrtc.HEAD_DIMS
+        for architecture in nvrtc.ARCHITECTURES
+    }
+    assert wanted == {key for key in table if key[1] != "any"}
+
+
+def test_a_warning_is_an_error() -> None:
+    kernel = 'extern "C" __global__ void kernel(int *out) { %s *out = 1; }'
+    assert nvrtc.compile_text(kernel % "", (), "sm_90")[0].kernel == "kernel"
+    with pytest.raises(nvrtc.CompileError, match="never referenced"):
+        nvrtc.compile_text(kernel % "int unused;", (), "sm_90")
