@@ -61,6 +61,7 @@ class NativeDecoder:
             layers.append(self._read_layer(f"model.layers.{layer}.", config.windows[layer]))
         self._decoder = Decoder(library, _shape(config), self.cache_dtype, embedding, layers, norm, head)
         self.logits = self._decoder.logits
+        del self._weights  # the file stays mapped, and its vocabulary in memory, for as long as anybody holds it
         progress("loading weights", steps, steps)
 
     @property
