@@ -19,8 +19,11 @@ _CHECKED_MAX = 64
 
 def limits() -> LLParserLimits:
     """What one grammar may cost: some tens of milliseconds to compile, and in a step at most the 15 ms that the
-    defaults allow (the mean is a thousandth of that). Each state of the lexer takes 1 to 2 KiB of memory."""
-    return LLParserLimits(max_lexer_states=16_384, max_grammar_size=100_000, verbose_errors=False)
+    defaults allow (the mean is a thousandth of that). Each state of the lexer takes 1 to 2 KiB of memory. An optional
+    property is four items of a row."""
+    return LLParserLimits(
+        max_items_in_row=10_000, max_lexer_states=16_384, max_grammar_size=100_000, verbose_errors=False
+    )
 
 
 @lru_cache(_CHECKED_MAX)

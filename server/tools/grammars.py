@@ -17,6 +17,8 @@ from server.tools.parser import ARGS, LLAMA3, Syntax
 CALLS_MAX = 16
 # llguidance reads JSON to about this depth.
 SCHEMA_DEPTH_MAX = 100
+# Of one object. Where they are optional, any of them may follow any other, which each token is compared with.
+PROPERTIES_MAX = 1000
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _LIST = '" "? "["'  # of calls in Mistral's older form: its templates differ in the blank
 _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
@@ -33,6 +35,8 @@ def schema_fault(schema: Mapping[str, Any]) -> str:
             least = value.get("minProperties")
             if isinstance(least, int) and least > 1:  # a name may be given twice, and then counts once
                 return "minProperties above 1 is not supported; name the properties in required"
+            if len(value) > PROPERTIES_MAX:
+                return f"it has more than {PROPERTIES_MAX} properties in one object"
             unseen += [(each, depth + 1) for each in value.values()]
         elif isinstance(value, list):
             unseen += [(each, depth + 1) for each in value]

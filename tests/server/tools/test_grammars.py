@@ -16,6 +16,7 @@ from engine.grammar import grammar_fault
 from server.tools.grammars import (
     ANY_OBJECT,
     CALLS_MAX,
+    PROPERTIES_MAX,
     Calls,
     calls_grammar,
     calls_or_json_grammar,
@@ -165,6 +166,8 @@ def test_names_are_written_as_json() -> None:
     [
         ({"properties": {"a": {"anyOf": [{"minProperties": 2}]}}}, "minProperties"),
         (json.loads('{"items":' * 100 + "{}" + "}" * 100), "deep"),
+        ({"properties": {f"p{n}": {} for n in range(PROPERTIES_MAX + 1)}}, "properties"),
+        ({"properties": {f"p{n}": {} for n in range(PROPERTIES_MAX)}}, ""),
         ({"minProperties": 1, "properties": {"minProperties": {"type": "integer"}}}, ""),
         (json.loads('{"items":' * 99 + "{}" + "}" * 99), ""),
         *[(schema, "") for schema in SCHEMAS.values()],
@@ -173,6 +176,16 @@ def test_names_are_written_as_json() -> None:
 def test_what_grammars_can_not_say(schema: dict[str, Any], word: str) -> None:
     fault = schema_fault(schema)
     assert word in fault if word else not fault
+
+
+def test_as_many_optional_properties_as_there_may_be() -> None:
+    names = {f"p{n}": {"type": "integer"} for n in range(PROPERTIES_MAX)}
+    constraint = begun(json_grammar({"type": "object", "properties": names, "additionalProperties": False}))
+    for byte in b'{"p7": 1, "p999": 2':
+        assert constraint.allowed([constraint])[0].any()
+        assert not constraint.follow(byte), constraint.fault
+    constraint.follow(ord("}"))
+    assert constraint.ended and not constraint.fault
 
 
 def test_white_space_has_an_end() -> None:
