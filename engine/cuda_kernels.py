@@ -23,6 +23,8 @@ _WARPS = 4
 _HEAD_DIM_MAX = 256  # what a lane's registers hold
 _ROWS = 16  # of an mma
 _PREFILL_STAGE_TOKENS = 32
+_ROW_THREADS = 256
+_ROW_CHUNKS = 4  # CUDA blocks for each row of `silu_mul`
 _COPY_THREADS = 128
 _COPY_CHUNKS = 4  # CUDA blocks for each copied block
 
@@ -236,3 +238,31 @@ class Kernels:
             constants = {} if source.startswith("block_") else self.shape.constants()
             self._modules[source] = self._load(source, constants)
         return self._modules[source]
+
+
+class RowKernels:
+    """What is done to whole rows, of one type: a key of KINDS."""
+
+    def __init__(self, kind: str, load: Load) -> None:
+        self._constants = {"KIND": KINDS[kind]}
+        self._multiple = 4 if kind == "float32" else 8  # numbers in 16 bytes
+        self._load = load
+        self._modules: dict[str, Module] = {}
+
+    def serves(self, size: int) -> bool:
+        """Whether rows of so many numbers can be read 16 bytes at a time."""
+        return size % self._multiple == 0
+
+    def add_rms_norm(self, out: Any, x: Any, more: Any, weight: Any, rows: int, size: int, eps: float) -> None:
+        """x [rows, size] += more if there is any; out = x / rms(x) * weight [size]."""
+        arguments = [out, x, more, weight, np.int32(size), np.float32(eps)]
+        self._launch("add_rms_norm", (rows,), 4 * _ROW_THREADS // 32, arguments)
+
+    def silu_mul(self, out: Any, x: Any, rows: int, size: int) -> None:
+        """x [rows, 2 * size] -> out [rows, size]: silu of the first half times the second half."""
+        self._launch("silu_mul", (rows, _ROW_CHUNKS), 0, [out, x, np.int32(size)])
+
+    def _launch(self, name: str, grid: tuple[int, ...], shared_bytes: int, arguments: list[Any]) -> None:
+        if name not in self._modules:
+            self._modules[name] = self._load(name, self._constants)
+        self._modules[name].launch(name, grid, (_ROW_THREADS,), shared_bytes, arguments)

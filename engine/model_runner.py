@@ -188,7 +188,7 @@ def _cuda_decoder(
     checkpoint: Checkpoint, dtype: str, device: torch.device, load: Load, progress: Callable[[str, int, int], None]
 ) -> tuple[Decoder, str]:
     config, numbers = checkpoint.config, _DTYPES.get(dtype, _AUTO)
-    pointwise = CUDAPointwise(config, device=device, dtype=numbers)
+    pointwise = CUDAPointwise(config, device=device, dtype=numbers, load=load)
     attention = CUDAAttention(config, numbers, device, load)
     decoder = _torch_decoder(checkpoint, attention, pointwise, numbers, device, progress)
     return decoder, "computing with CUDA kernels"

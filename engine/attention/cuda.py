@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from engine.attention import Ints, StepBatch
-from engine.cuda_kernels import SPLIT_TOKENS, Cache, Kernels, Load, Shape, Tables
+from engine.cuda_kernels import SPLIT_TOKENS, Cache, Kernels, Load, RowKernels, Shape, Tables
 from engine.models.config import ModelConfig, ModelError
 from engine.models.pointwise import Angles, TorchPointwise
 from engine.models.rotary import Rotary
@@ -55,7 +55,29 @@ class CUDAPlan:
 
 
 class CUDAPointwise(TorchPointwise):
-    """As `TorchPointwise`, but it leaves the rotation to `CUDAAttention`."""
+    """See `Pointwise`. It leaves the rotation to `CUDAAttention`; rows that the kernels can't read go through torch."""
+
+    def __init__(self, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, load: Load) -> None:
+        super().__init__(config, device=device, dtype=dtype)
+        self._kernels = RowKernels(_kind(dtype), load)
+
+    def normed(self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        """See `Pointwise`."""
+        rows, size = x.shape
+        if not self._kernels.serves(size):
+            return super().normed(x, more, weight)
+        out = torch.empty_like(x)
+        self._kernels.add_rms_norm(out, x, more, weight, rows, size, self._eps)
+        return out
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Pointwise`."""
+        rows, size = len(x), x.shape[1] // 2
+        if not self._kernels.serves(size):
+            return super().gated(x)
+        out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+        self._kernels.silu_mul(out, x, rows, size)
+        return out
 
     def angles(self, positions: torch.Tensor) -> Angles:
         """See `Pointwise`. Nothing is needed."""
@@ -82,7 +104,7 @@ class CUDAAttention:
         """See `Attention`. Raises ModelError where there are no kernels for the model's shape."""
         config = self._config
         sizes = config.heads, config.kv_heads, config.head_dim, config.rotary_dim, block_size
-        shape = Shape(str(self._dtype).removeprefix("torch."), *sizes)
+        shape = Shape(_kind(self._dtype), *sizes)
         if problem := shape.problem():
             raise ModelError(f"the CUDA kernels don't serve {problem}; use --device cpu")
         self._caches = []
@@ -156,6 +178,10 @@ class CUDAAttention:
         sizes = [each.size for each in arrays]
         on_device = joined.to(self._device, non_blocking=True)
         return list(torch.split(on_device, sizes))
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _splits(contexts: Ints, window: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cuda_kernels import SPLIT_TOKENS, Cache, Kernels, Load, Shape, Tables
+from engine.cuda_kernels import SPLIT_TOKENS, Cache, Kernels, Load, RowKernels, Shape, Tables
 
 Array = np.ndarray[Any, Any]
 
@@ -230,6 +230,27 @@ def check_copies(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     assert (host == expected).all(), "swapped blocks"
 
 
+def check_rows(load: Load, shape: Shape, rng: np.random.Generator, rows: int = 2) -> None:
+    """Residual sum and norm, with and without something to add, and gating: rows of two kernels' widths."""
+    kernels, kind = RowKernels(shape.kind, load), shape.kind
+    size = 8 * int(rng.integers(1, 400))
+    tolerance = {"float32": 1e-5, "bfloat16": 2**-7, "float16": 2**-9}[kind]
+    stored = [encoded(rng.standard_normal(each), kind) for each in ((rows, size), (rows, size), (size,))]
+    x, more, weight = (decoded(each, kind) for each in stored)
+    for added in (stored[1], None):
+        target, out = stored[0].copy(), encoded(np.full((rows, size), POISON), kind)
+        kernels.add_rms_norm(out, target, added, stored[2], rows, size, 1e-5)
+        expected = x if added is None else decoded(encoded(x + more, kind), kind)
+        expect(decoded(target, kind), expected, tolerance / 4, "sums")
+        rms = np.sqrt((expected**2).mean(-1, keepdims=True) + 1e-5)
+        expect(decoded(out, kind), expected / rms * weight, tolerance, "normed")
+    both = encoded(3 * rng.standard_normal((rows, 2 * size)), kind)
+    gate, up = np.split(decoded(both, kind), 2, 1)
+    out = encoded(np.full((rows, size), POISON), kind)
+    kernels.silu_mul(out, both, rows, size)
+    expect(decoded(out, kind), gate / (1 + np.exp(-gate)) * up, tolerance, "gated")
+
+
 def _decode(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     check_decode(load, shape, rng, [16, 144])
     check_decode(load, shape, rng, [270, 33], window=40, more_splits=1)
@@ -246,6 +267,8 @@ CHECKS: dict[str, Callable[[Load, Shape, np.random.Generator], None]] = {
     "paged_prefill": _prefill,
     "kv_write": lambda load, shape, rng: check_kv_write(load, shape, rng, 5),
     "block_copy": check_copies,
+    "add_rms_norm": lambda load, shape, rng: check_rows(load, shape, rng, 1),
 }
 
-BESIDE = {"kv_write": "kv_gather.cu", "block_copy": "block_swap.cu"}  # files that a check reaches too
+# Files that a check reaches too.
+BESIDE = {"kv_write": "kv_gather.cu", "block_copy": "block_swap.cu", "add_rms_norm": "silu_mul.cu"}

@@ -180,6 +180,10 @@ inline float __uint_as_float(unsigned bits) {
     return value;
 }
 
+inline float rsqrtf(float value) {
+    return 1.0f / std::sqrt(value);
+}
+
 inline int min(int left, int right) {
     return left < right ? left : right;
 }

@@ -25,7 +25,8 @@ GROUPS = (1, 7)
 BLOCK_SIZES = (16, 32)
 ATTENTION = ("paged_attention", "paged_prefill")
 SHAPED = (*ATTENTION, "kv_write", "kv_gather")  # the last two don't depend on the group
-PLAIN = ("block_copy", "block_swap")  # know nothing of shapes
+ROWS = ("add_rms_norm", "silu_mul")  # depend on the type alone
+PLAIN = ("block_copy", "block_swap")  # know nothing of shapes or types
 TABLE = Path(__file__).with_name("registers.tsv")
 
 # What CuPy 14 adds to the options of a RawModule (cupy/cuda/compiler.py), and the report of registers.
@@ -85,7 +86,11 @@ def usages_of(shape: Shape, architecture: str) -> Iterator[tuple[Key, Usage]]:
 
 
 def plain_usages(architecture: str) -> Iterator[tuple[Key, Usage]]:
-    """Of the kernels that have no constants."""
+    """Of the kernels that depend on no shape."""
+    for name in ROWS:
+        for kind, number in KINDS.items():
+            for usage in compile_kernel(name, {"KIND": number}, architecture):
+                yield (usage.kernel, kind, 0, architecture), usage
     for name in PLAIN:
         for usage in compile_kernel(name, {}, architecture):
             yield (usage.kernel, "any", 0, architecture), usage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,13 @@ def test_kv_write_and_gather(shape: Shape, tokens: int, order: str, seed: int) -
 @settings(max_examples=EXAMPLES)
 def test_copies(order: str, seed: int) -> None:
     checks.check_copies(emulated(order), SHAPES[0], np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+@given(order=orders, seed=seeds)
+@settings(max_examples=EXAMPLES)
+def test_rows(kind: str, order: str, seed: int) -> None:
+    checks.check_rows(emulated(order), replace(SHAPES[0], kind=kind), np.random.default_rng(seed))
 
 
 def test_a_context_of_many_splits() -> None:

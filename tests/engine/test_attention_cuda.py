@@ -62,7 +62,7 @@ def one_thread() -> Iterator[None]:
 def pair(dtype: torch.dtype) -> list[tuple[Attention, Pointwise]]:
     """The backend that is tested, and the one it is compared with."""
     return [
-        (CUDAAttention(CONFIG, dtype, CPU, Emulated), CUDAPointwise(CONFIG, device=CPU, dtype=dtype)),
+        (CUDAAttention(CONFIG, dtype, CPU, Emulated), CUDAPointwise(CONFIG, device=CPU, dtype=dtype, load=Emulated)),
         (CPUAttention(CONFIG, dtype), TorchPointwise(CONFIG, device=CPU, dtype=dtype)),
     ]
 
