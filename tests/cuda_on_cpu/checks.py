@@ -84,7 +84,8 @@ class World:
         for own, first in zip(blocks, firsts, strict=False):
             for at in range(first):
                 k_cache[own[at // size], :, at % size] = v_cache[own[at // size], :, at % size] = np.nan
-        stride = max(needed) + int(rng.integers(0, 2))
+        # No wider than needed where the last sequence is the longest: what is read beyond its table is beyond all.
+        stride = max(needed) + (0 if needed[-1] == max(needed) else int(rng.integers(0, 2)))
         table = np.full((len(contexts), stride), -1, np.int32)
         for line, own in zip(table, blocks, strict=True):
             line[: len(own)] = own
