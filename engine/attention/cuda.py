@@ -67,6 +67,8 @@ class CUDAPointwise(TorchPointwise):
         if not self._kernels.serves(size):
             return super().normed(x, more, weight)
         out = torch.empty_like(x)
+        if weight.data_ptr() % 16:  # never on a GPU; on the CPU it may be a view of a mapped file
+            weight = weight.clone()
         self._kernels.add_rms_norm(out, x, more, weight, rows, size, self._eps)
         return out
 
