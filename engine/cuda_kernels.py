@@ -23,6 +23,8 @@ _WARPS = 4
 _HEAD_DIM_MAX = 256  # what a lane's registers hold
 _ROWS = 16  # of an mma
 _PREFILL_STAGE_TOKENS = 32
+_SAMPLE_THREADS = 512
+_SAMPLE_SHARED_BYTES = 12 * 256 + 12 * 512 + 4 * 512 // 32 + 16  # `Scratch` of sample.cu
 _ROW_THREADS = 256
 _ROW_CHUNKS = 4  # CUDA blocks for each row of `silu_mul`
 _COPY_THREADS = 128
@@ -266,3 +268,20 @@ class RowKernels:
         if name not in self._modules:
             self._modules[name] = self._load(name, self._constants)
         self._modules[name].launch(name, grid, (_ROW_THREADS,), shared_bytes, arguments)
+
+
+class SampleKernel:
+    """The draw of engine/sampler.py: one token for each row of logits."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._module: Module | None = None
+
+    def draw(self, tokens: Any, weights: Any, logits: Any, settings: Sequence[Any], rows: int, vocab: int) -> None:
+        """tokens [rows] int64 from logits [rows, vocab] float32, with as much room in `weights`. `settings` of each
+        row: temperature float32 (above 0), top_k int32 (1 to vocab), top_p float64, min_p float32, and words
+        [rows, 4] uint64: seed, prompt index, choice index, token index."""
+        if self._module is None:
+            self._module = self._load("sample", {"KIND": KINDS["float32"]})
+        arguments = [tokens, weights, logits, *settings, np.int32(vocab)]
+        self._module.launch("sample", (rows,), (_SAMPLE_THREADS,), _SAMPLE_SHARED_BYTES, arguments)

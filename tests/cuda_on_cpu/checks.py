@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cuda_kernels import SPLIT_TOKENS, Cache, Kernels, Load, RowKernels, Shape, Tables
+from engine.cuda_kernels import SPLIT_TOKENS, Cache, Kernels, Load, RowKernels, SampleKernel, Shape, Tables
 
 Array = np.ndarray[Any, Any]
 
@@ -252,6 +252,67 @@ def check_rows(load: Load, shape: Shape, rng: np.random.Generator, rows: int = 2
     expect(decoded(out, kind), gate / (1 + np.exp(-gate)) * up, tolerance, "gated")
 
 
+@dataclass
+class Draw:
+    """How one row is sampled: see SampleKernel.draw."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    words: tuple[int, int, int, int]
+
+
+def drawn(load: Load, logits: Array, draws: Sequence[Draw]) -> Array:
+    """The kernel's choice for each row."""
+    tokens, weights = np.full(len(logits), -1, np.int64), np.full(logits.shape, np.nan, np.float32)
+    settings = (
+        np.array([each.temperature for each in draws], np.float32),
+        np.array([each.top_k for each in draws], np.int32),
+        np.array([each.top_p for each in draws], np.float64),
+        np.array([each.min_p for each in draws], np.float32),
+        np.array([each.words for each in draws], np.uint64),
+    )
+    SampleKernel(load).draw(tokens, weights, logits, settings, *logits.shape)
+    return tokens
+
+
+def check_sample(load: Load, shape: Shape, rng: np.random.Generator, vocab: int = 700) -> None:
+    """Rows with ties at every threshold, against a sort in float64."""
+    draws = [
+        Draw(0.7, vocab, 1.0, 0.0, (1, 0, 0, 5)),
+        Draw(1.3, 20, 0.8, 0.0, (2**64 - 1, 1, 2, 3)),
+        Draw(1.0, vocab, 0.5, 0.3, (7, 0, 1, 0)),
+    ]
+    logits = rng.integers(-12, 3, (len(draws), vocab)).astype(np.float32)
+    expected = [expected_draw(row, each) for row, each in zip(logits, draws, strict=True)]
+    assert drawn(load, logits, draws).tolist() == expected, "drawn tokens"
+
+
+def expected_draw(logits: Array, draw: Draw) -> int:
+    weights = np.exp((logits - logits.max()) / np.float32(draw.temperature)).astype(np.float64)
+    order = np.argsort(-weights, kind="stable")
+    reached = weights[order].cumsum()
+    kept = draw.top_k
+    if draw.top_p < 1:
+        kept = min(kept, int(np.searchsorted(reached, draw.top_p * reached[draw.top_k - 1])) + 1)
+    stays = np.zeros(len(weights), bool)
+    stays[order[:kept]] = True
+    summed = np.where(stays & (weights >= np.float32(draw.min_p)), weights, 0).cumsum()
+    return int(np.searchsorted(summed, chance(draw.words) * summed[-1], side="right"))
+
+
+def chance(words: Sequence[int]) -> float:
+    """SplitMix64's finaliser over the words, in Python's own whole numbers."""
+    state = 0
+    for word in words:
+        state = ((state ^ word) + 0x9E3779B97F4A7C15) % 2**64
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+        state ^= state >> 31
+    return (state >> 11) * 2.0**-53
+
+
 def _decode(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     check_decode(load, shape, rng, [16, 144])
     check_decode(load, shape, rng, [270, 33], window=40, more_splits=1)
@@ -268,6 +329,7 @@ CHECKS: dict[str, Callable[[Load, Shape, np.random.Generator], None]] = {
     "paged_prefill": _prefill,
     "kv_write": lambda load, shape, rng: check_kv_write(load, shape, rng, 5),
     "block_copy": check_copies,
+    "sample": check_sample,
     "add_rms_norm": lambda load, shape, rng: check_rows(load, shape, rng, 1),
 }
 

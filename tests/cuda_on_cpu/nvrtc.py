@@ -26,7 +26,7 @@ BLOCK_SIZES = (16, 32)
 ATTENTION = ("paged_attention", "paged_prefill")
 SHAPED = (*ATTENTION, "kv_write", "kv_gather")  # the last two don't depend on the group
 ROWS = ("add_rms_norm", "silu_mul")  # depend on the type alone
-PLAIN = ("block_copy", "block_swap")  # know nothing of shapes or types
+PLAIN = ("block_copy", "block_swap", "sample")  # know nothing of shapes or types
 TABLE = Path(__file__).with_name("registers.tsv")
 
 # What CuPy 14 adds to the options of a RawModule (cupy/cuda/compiler.py), and the report of registers.

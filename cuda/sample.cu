@@ -1,0 +1,145 @@
+// sample: draws one token for each row of logits, by temperature, top-k, top-p and min-p, as engine/sampler.py does.
+//
+// Layout: logits and weights (scratch) are [row][vocab] floats; tokens [row]. Of each row: temperature (above 0), top_k (at least 1,
+// at most vocab), top_p, min_p, and the four words that its randomness is a function of: words [row][4] (seed, prompt index,
+// choice index, token index). A token's weight is exp((logit - highest) / temperature). top-k and top-p keep the heaviest, of
+// equals those with lower ids; min-p is relative to the heaviest; the draw inverts the sums in the order of ids.
+// Launch: grid (rows), 512 threads; shared memory for Scratch.
+// Work: reads the row once from memory, then about ten times from L2, where a row (200 KB to 600 KB) stays.
+// Why: sorting a row moves it tens of times. The threshold is found by its bits instead, 8 at a time from the top, each time by
+// a histogram. Weights are summed as whole numbers of 2^-44, so that sums by atomics don't depend on the order of threads; a vocabulary of
+// 2^19 tokens fits in 64 bits, and what is lost is below 2^-44 of the heaviest.
+#include "warp.cuh"
+
+typedef unsigned long long Sum;
+
+constexpr int BINS = 256;
+constexpr double UNIT = 17592186044416.0;  // 2^44
+
+struct Scratch {
+    Sum sums[BINS];
+    unsigned counts[BINS];
+    Sum thread_sums[512];
+    unsigned thread_counts[512];
+    float highest[512 / WARP_THREADS];
+    unsigned prefix, above_count;  // of the threshold's bits, and of the weights above it
+    Sum above_sum;
+};
+
+__device__ Sum whole(float weight) {
+    return (Sum)((double)weight * UNIT);
+}
+
+// The finaliser of SplitMix64 (Steele, Lea, Flood 2014), as in engine/sampler.py.
+__device__ Sum mixed(Sum x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+// Finds the largest weight such that those from it on are at least `most` in number, and in sum at least `share` (either may
+// be 0). Weights aren't negative, so their bits are in their order. The results are in scratch, for all threads.
+__device__ void find_threshold(Scratch &scratch, const float *weights, int vocab, unsigned most, Sum share) {
+    if (threadIdx.x == 0) {
+        scratch.prefix = scratch.above_count = 0;
+        scratch.above_sum = 0;
+    }
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) scratch.counts[bin] = 0, scratch.sums[bin] = 0;
+        __syncthreads();
+        const Sum prefix = scratch.prefix;
+        for (int at = threadIdx.x; at < vocab; at += blockDim.x) {
+            const Sum bits = __float_as_uint(weights[at]);
+            if (bits >> (shift + 8) != prefix >> (shift + 8)) continue;
+            atomicAdd(&scratch.counts[bits >> shift & 255], 1u);
+            atomicAdd(&scratch.sums[bits >> shift & 255], whole(weights[at]));
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            int bin = BINS - 1;
+            for (; bin > 0; bin--) {
+                const unsigned count = scratch.above_count + scratch.counts[bin];
+                const Sum sum = scratch.above_sum + scratch.sums[bin];
+                if (scratch.counts[bin] != 0 && count >= most && sum >= share) break;
+                scratch.above_count = count;
+                scratch.above_sum = sum;
+            }
+            scratch.prefix |= (unsigned)bin << shift;
+        }
+        __syncthreads();
+    }
+}
+
+// How many of the heaviest stay; the threshold is then that of the last of them.
+__device__ unsigned kept_count(Scratch &scratch, const float *weights, int vocab, unsigned most, double top_p) {
+    find_threshold(scratch, weights, vocab, most, 0);
+    if (!(top_p < 1.0)) return most;
+    const Sum each = whole(__uint_as_float(scratch.prefix));
+    const Sum reach = scratch.above_sum + (most - scratch.above_count) * each;
+    const Sum share = (Sum)ceil(top_p * (double)reach);
+    __syncthreads();  // the first threshold is read
+    find_threshold(scratch, weights, vocab, 0, share);
+    const Sum equal = whole(__uint_as_float(scratch.prefix));
+    const Sum missing = share > scratch.above_sum ? share - scratch.above_sum : 0;
+    const unsigned needed = scratch.above_count + (equal != 0 && missing > equal ? (unsigned)((missing + equal - 1) / equal) : 1u);
+    __syncthreads();  // the second is read
+    const unsigned kept = needed < most ? needed : most;
+    find_threshold(scratch, weights, vocab, kept, 0);
+    return kept;
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    sample(long long *__restrict__ tokens, float *weights, const float *__restrict__ logits, const float *__restrict__ temperature,
+           const int *__restrict__ top_k, const double *__restrict__ top_p, const float *__restrict__ min_p,
+           const Sum *__restrict__ words, int vocab) {
+    Scratch &scratch = *reinterpret_cast<Scratch *>(shared_memory());
+    const int row = blockIdx.x, thread = threadIdx.x;
+    logits += (long long)row * vocab;
+    weights += (long long)row * vocab;
+    float highest = __uint_as_float(0xff800000u);
+    for (int at = thread; at < vocab; at += blockDim.x) highest = fmaxf(highest, logits[at]);
+    highest = maximum<WARP_THREADS>(highest);
+    if (thread % WARP_THREADS == 0) scratch.highest[thread / WARP_THREADS] = highest;
+    __syncthreads();
+    for (int warp = 0; warp < (int)blockDim.x / WARP_THREADS; warp++) highest = fmaxf(highest, scratch.highest[warp]);
+    for (int at = thread; at < vocab; at += blockDim.x) weights[at] = expf((logits[at] - highest) / temperature[row]);
+    __syncthreads();  // weights are written
+
+    const unsigned kept = kept_count(scratch, weights, vocab, (unsigned)top_k[row], top_p[row]);
+    const float threshold = __uint_as_float(scratch.prefix);
+    const unsigned spare = kept - scratch.above_count;  // of those equal to the threshold
+
+    // Each thread has neighbouring ids, so that what comes before its own is what the threads before it have.
+    const int share = (vocab + blockDim.x - 1) / blockDim.x, first = thread * share, end = min(first + share, vocab);
+    unsigned equals = 0;
+    for (int at = first; at < end; at++) equals += weights[at] == threshold;
+    scratch.thread_counts[thread] = equals;
+    __syncthreads();
+    unsigned before = 0;
+    for (int other = 0; other < thread; other++) before += scratch.thread_counts[other];
+    Sum sum = 0;
+    unsigned seen = before;
+    for (int at = first; at < end; at++) {
+        const bool stays = weights[at] > threshold || (weights[at] == threshold && seen++ < spare);
+        if (stays && weights[at] >= min_p[row]) sum += whole(weights[at]);
+    }
+    scratch.thread_sums[thread] = sum;
+    __syncthreads();
+    Sum state = 0, reached = 0, all = 0;
+    for (int word = 0; word < 4; word++) state = mixed((state ^ words[4 * row + word]) + 0x9E3779B97F4A7C15ull);
+    for (int other = 0; other < (int)blockDim.x; other++) {
+        if (other < thread) reached += scratch.thread_sums[other];
+        all += scratch.thread_sums[other];
+    }
+    const double target = (double)(state >> 11) * (1.0 / 9007199254740992.0) * (double)all;
+    if (!((double)reached <= target && target < (double)(reached + sum))) return;
+    seen = before;
+    for (int at = first; at < end; at++) {
+        const bool stays = weights[at] > threshold || (weights[at] == threshold && seen++ < spare);
+        if (stays && weights[at] >= min_p[row]) reached += whole(weights[at]);
+        if (target < (double)reached) {
+            tokens[row] = at;
+            return;
+        }
+    }
+}
