@@ -103,7 +103,6 @@ extern "C" __global__ void __launch_bounds__(512)
     __syncthreads();
     for (int warp = 0; warp < (int)blockDim.x / WARP_THREADS; warp++) highest = fmaxf(highest, scratch.highest[warp]);
     for (int at = thread; at < vocab; at += blockDim.x) weights[at] = expf((logits[at] - highest) / temperature[row]);
-    __syncthreads();  // weights are written
 
     const unsigned kept = kept_count(scratch, weights, vocab, (unsigned)top_k[row], top_p[row]);
     const float threshold = __uint_as_float(scratch.prefix);
