@@ -8,8 +8,10 @@ import sys
 BENCHMARKS = {
     "engine": "ours beside transformers and llama.cpp on the same weights: decode, prefill, memory",
     "gateway": "what authentication, limits and balancing cost a request",
+    "peers": "our server beside other servers: CPU time for each token, as ratios to a C writer",
     "quality": "what each type of weights costs in perplexity and greedy agreement",
     "stalled": "what streams that nobody reads cost those that are read",
+    "transports": "each way to stream on one engine: latency, bytes, requests, CPU, memory",
 }
 
 

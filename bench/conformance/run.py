@@ -1,11 +1,11 @@
 """Run the conformance suite against other servers, and write the table of their scores.
 
-    python bench/conformance/run.py --peers DIR --python PYTHON [--only NAME …] [--out FILE] [--reports DIR]
+    python bench/conformance/run.py --python PYTHON [--peers DIR] [--only NAME …] [--out FILE] [--reports DIR]
 
-DIR holds the peers: `asgi_raw.py` and `fastapi_app.py` (ASGI applications), `hypercorn_srv.py`, `aiohttp_srv.py` and
-`node_srv.js`, which all answer POST /sse and /chunked with as many tokens as the body's `max_tokens` says, and open
-/ws. PYTHON is an interpreter that has the servers installed; node needs `ws` beside DIR. Sluice runs on its synthetic
-engine, with the same pace. Imports the standard library only.
+DIR (bench/peers/servers) holds the peers: `asgi_raw.py` and `fastapi_app.py` (ASGI applications), `hypercorn_srv.py`,
+`aiohttp_srv.py` and `node_srv.js`, which all answer POST /sse and /chunked with as many tokens as the body's
+`max_tokens` says, and open /ws. PYTHON is an interpreter that has the servers installed; node needs `ws` beside DIR.
+Sluice runs on its synthetic engine, with the same pace. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SERVERS = REPOSITORY / "bench" / "peers" / "servers"
 PROFILES = ("http1", "http2", "sse", "websocket", "streaming")
 OVER_HTTP2 = ("http1", "sse", "websocket", "streaming")  # those that --http2 has cases for
 STEP_MS = "3"  # a token every so often, as the suite's own run has it
@@ -202,10 +203,10 @@ def table(reports: dict[str, dict[str, Any]], over_http2: dict[str, dict[str, An
         "",
         "Versions: " + "; ".join(f"{name}: {versions}" for name, versions in shown.items()) + ".",
         "",
-        "Reproduce with (the peers' folder and an interpreter that has them installed are yours to give):",
+        "Reproduce with (an interpreter that has the peers installed is yours to give):",
         "",
         "```sh",
-        "python bench/conformance/run.py --peers DIR --python PYTHON",
+        "python bench/conformance/run.py --python PYTHON",
         "```",
         "",
         "The peers are small applications on each server, which stream JSON chunks; what is judged is the server under"
@@ -236,7 +237,7 @@ def table(reports: dict[str, dict[str, Any]], over_http2: dict[str, dict[str, An
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description="Run the conformance suite against other servers.")
-    parser.add_argument("--peers", type=Path, required=True, help="folder of the peers' applications")
+    parser.add_argument("--peers", type=Path, default=SERVERS, help="folder of the peers' applications")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has the peers installed")
     parser.add_argument("--only", action="append", choices=list(PEERS), help="may repeat")
     parser.add_argument("--reports", type=Path, help="keep each server's report in this folder")

@@ -1,0 +1,120 @@
+"""Processes that benchmarks measure: ours and others, each on its own core, CPU time and memory read from outside.
+
+The server under measurement has the first core to itself as far as the machine allows, the client the second; our
+engine process has a third one, or shares the server's. Linux only, as the clocks of other processes are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.machine import REPOSITORY
+
+STOP_S_MAX = 10.0
+_CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE = _CORES[0] if len(_CORES) > 1 else None
+CLIENT_CORE = _CORES[1] if len(_CORES) > 1 else None
+ENGINE_CORE = _CORES[2] if len(_CORES) > 2 else SERVER_CORE
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Our server, and the engine that it is attached to."""
+
+    port: int
+    pid: int
+    engine_pid: int
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of all threads of a process so far, to the nanosecond."""
+    return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) gives for a process, see time(7)
+
+
+def resident_bytes(pid: int) -> int:
+    """What the process holds in memory; the kernel's socket buffers are no part of it."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def on_core(core: int | None) -> list[str]:
+    """What stands before a command so that it stays on a core."""
+    return [] if core is None else ["taskset", "-c", str(core)]
+
+
+@contextmanager
+def engine(step_ms: float, script: dict[str, Any] | None = None) -> Iterator[tuple[str, int]]:
+    """The synthetic engine in a process of its own; its URL and process id. `script`: see engine/synthetic.py."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        flags = ["--engine", "synthetic", "--synthetic-step-ms", f"{step_ms:g}"]
+        if script is not None:
+            path = Path(folder) / "script.json"
+            path.write_text(json.dumps(script), encoding="utf-8")
+            flags += ["--synthetic-script", str(path)]
+        url = f"unix:{folder}/engine.sock"
+        command = [*on_core(ENGINE_CORE), sys.executable, "-m", "engine", "--listen", url, *flags]
+        with started(command, REPOSITORY) as process:
+            _ready_line(process)
+            yield url, process.pid
+
+
+@contextmanager
+def server(attached: tuple[str, int], *flags: str, runner: Sequence[str] = ()) -> Iterator[Ours]:
+    """Our server on an engine that runs. `runner`: what Python gets in front of `-m server`, for a profiler."""
+    url, engine_pid = attached
+    command = [
+        *on_core(SERVER_CORE),
+        sys.executable,
+        *runner,
+        "-m",
+        "server",
+        "--port",
+        "0",
+        "--engine-url",
+        url,
+        *flags,
+    ]
+    with started(command, REPOSITORY) as process:
+        yield Ours(int(_ready_line(process).rpartition(":")[2]), process.pid, engine_pid)
+
+
+def _ready_line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().decode().strip()
+    if not line:
+        raise SystemExit(f"{process.args} ended with {process.wait()} before it was ready")
+    return line
+
+
+@contextmanager
+def started(command: Sequence[str], cwd: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the block, and its children with it. What it logs is dropped."""
+    process = subprocess.Popen(
+        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, then end it and all that it started."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S_MAX)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
