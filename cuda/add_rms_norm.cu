@@ -1,11 +1,13 @@
-// add_rms_norm: x += more, then out = x / rms(x) * weight, for each row (RMSNorm, arXiv 1910.07467, with the residual sum before).
+// add_rms_norm: x += more, then out = x / rms(x) * weight, for each row (RMSNorm, arXiv 1910.07467, with the residual
+// sum before).
 //
-// Layout: x, more and out are [row][size], without gaps; weight [size]; `more` may be null. `size` is a multiple of 16 bytes. KIND is
-// a compile-time constant.
+// Layout: x, more and out are [row][size], without gaps; weight [size]; `more` may be null. `size` is a multiple of 16
+// bytes. KIND is a compile-time constant.
 // Launch: grid (rows), 256 threads; shared memory for one float a warp.
-// Work: reads x, more and weight, writes x and out: 4 numbers moved for each of the row's, 5 operations: bound by memory.
-// Why: at small batch a step's time is in launches, and this is one instead of two. The second pass finds the row in the L1 cache;
-// each thread reads there only what it wrote itself.
+// Work: reads x, more and weight, writes x and out: 4 numbers moved for each of the row's, 5 operations: bound by
+// memory.
+// Why: at small batch a step's time is in launches, and this is one instead of two. The second pass finds the row in
+// the L1 cache; each thread reads there only what it wrote itself.
 #include "warp.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

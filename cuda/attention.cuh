@@ -1,17 +1,18 @@
-// One warp's part of attention: some query rows take in keys and values, a few positions at a time, by the online softmax
-// (arXiv 1805.02867). Used by paged_attention.cu and paged_prefill.cu.
+// One warp's part of attention: some query rows take in keys and values, a few positions at a time, by the online
+// softmax (arXiv 1805.02867). Used by paged_attention.cu and paged_prefill.cu.
 //
-// Compile-time constants: KIND, HEAD_DIM (a multiple of 16, of 32 above 128, at most 256), BLOCK_SIZE (a multiple of 16), GROUP (query heads
-// that share one key-value head).
+// Compile-time constants: KIND, HEAD_DIM (a multiple of 16, of 32 above 128, at most 256), BLOCK_SIZE (a multiple of
+// 16), GROUP (query heads that share one key-value head).
 //
 // `Rows<ROWS>` is the warp's state. A `Tile` is where STEP positions lie: key(t) and value(t) are the rows of its t-th
-// position, and has(t) says whether they may be read. Slots that nobody wrote may hold NaN, and 0 × NaN is NaN, so what a tile
-// doesn't have is taken as zeros.
+// position, and has(t) says whether they may be read. Slots that nobody wrote may hold NaN, and 0 × NaN is NaN, so what
+// a tile doesn't have is taken as zeros.
 //
-// fp16 and bf16 go through the tensor cores (mma.m16n8k16, 16 rows). The order of the head's dimensions within a product is
-// free as long as both sides agree, and so is the order of its columns. Both are chosen so that each lane reads 16 bytes in one
-// piece from a key and from a value, straight into the registers where the product wants them: no transpose, no shuffle.
-// float32 has no mma of its own precision (TF32 would lose 13 bits): a lane takes one position, with plain multiply-adds.
+// fp16 and bf16 go through the tensor cores (mma.m16n8k16, 16 rows). The order of the head's dimensions within a
+// product is free as long as both sides agree, and so is the order of its columns. Both are chosen so that each lane
+// reads 16 bytes in one piece from a key and from a value, straight into the registers where the product wants them: no
+// transpose, no shuffle. float32 has no mma of its own precision (TF32 would lose 13 bits): a lane takes one position,
+// with plain multiply-adds.
 #pragma once
 
 #include "warp.cuh"
@@ -75,8 +76,9 @@ struct CacheTile {
 
 #if KIND == FLOAT32
 
-// Every lane knows all rows' peaks; `sum` is of the positions that the lane took, `out` of the dimensions that it holds:
-// 4 from 4 * lane on, and the same 128 dimensions further. `shared` belongs to the warp alone: SHARED_FLOATS of it.
+// Every lane knows all rows' peaks; `sum` is of the positions that the lane took, `out` of the dimensions that it
+// holds: 4 from 4 * lane on, and the same 128 dimensions further. `shared` belongs to the warp alone: SHARED_FLOATS of
+// it.
 template <int ROWS> struct Rows {
     static constexpr int HELD = ROWS;
     static constexpr int QUADS = (HEAD_DIM + 127) / 128;
@@ -181,8 +183,8 @@ template <int ROWS> struct Rows {
 
 #else
 
-// A lane holds rows g = lane / 4 and g + 8 (held 0 and 1): of the scores the columns 2t and 2t + 1 with t = lane % 4, so `sum` is
-// of a part of the positions. Rows are always 16, whatever ROWS says; those that aren't there are zeros.
+// A lane holds rows g = lane / 4 and g + 8 (held 0 and 1): of the scores the columns 2t and 2t + 1 with t = lane % 4,
+// so `sum` is of a part of the positions. Rows are always 16, whatever ROWS says; those that aren't there are zeros.
 template <int ROWS> struct Rows {
     static constexpr int HELD = 2;
     static constexpr int SHARED_FLOATS = 0;

@@ -1,11 +1,13 @@
-// block_swap: copies whole KV-cache blocks between two pools, one of which may be pinned host memory that the device sees.
+// block_swap: copies whole KV-cache blocks between two pools, one of which may be pinned host memory that the device
+// sees.
 //
-// Layout: `target` and `source` are one layer's K or V of a pool each, [block][kv_head][token][head_dim], so one block is
-// contiguous. `pairs` holds (source, target) block numbers; no target comes twice.
-// Launch: grid (pairs, chunks), where chunk c of a block is copied by the CUDA blocks with blockIdx.y == c; any number of threads.
-// On a side stream, so that a step's kernels go on beside it.
+// Layout: `target` and `source` are one layer's K or V of a pool each, [block][kv_head][token][head_dim], so one block
+// is contiguous. `pairs` holds (source, target) block numbers; no target comes twice.
+// Launch: grid (pairs, chunks), where chunk c of a block is copied by the CUDA blocks with blockIdx.y == c; any number
+// of threads. On a side stream, so that a step's kernels go on beside it.
 // Work: reads and writes each block's bytes once, 16 at a time; bound by the bus.
-// Why: a pool's blocks lie apart, and a cudaMemcpyAsync for each block, layer, and of K and V costs more than its few KB.
+// Why: a pool's blocks lie apart, and a cudaMemcpyAsync for each block, layer, and of K and V costs more than its few
+// KB.
 struct alignas(16) Sixteen {
     unsigned int word[4];
 };

@@ -1,7 +1,8 @@
 // kv_gather: reads keys and values from slots of the paged cache into rows; what kv_write wrote, in any order.
 //
-// Layout: the caches [block][kv_head][BLOCK_SIZE][HEAD_DIM], slots [token] as in kv_write.cu, k and v [token][kv_head][HEAD_DIM]
-// without gaps. A token whose slot is below 0 gets zeros. KIND, HEAD_DIM and BLOCK_SIZE are compile-time constants.
+// Layout: the caches [block][kv_head][BLOCK_SIZE][HEAD_DIM], slots [token] as in kv_write.cu, k and v
+// [token][kv_head][HEAD_DIM] without gaps. A token whose slot is below 0 gets zeros. KIND, HEAD_DIM and BLOCK_SIZE are
+// compile-time constants.
 // Launch: grid (tokens), any number of threads.
 // Work: reads and writes each number once, 16 bytes at a time; bound by memory.
 #include "numbers.cuh"

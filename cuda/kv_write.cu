@@ -1,14 +1,16 @@
-// kv_write: rotates the queries and keys of a step's tokens by their positions (RoPE) and writes keys and values into their
-// slots of the paged cache.
+// kv_write: rotates the queries and keys of a step's tokens by their positions (RoPE) and writes keys and values into
+// their slots of the paged cache.
 //
-// Layout: q [token][head][HEAD_DIM], k and v [token][kv_head][HEAD_DIM], tokens `q_stride`, `k_stride`, `v_stride` numbers apart
-// (parts of one product's rows); cos and sin [token][ROTARY_DIM / 2] floats; slots [token]: block * BLOCK_SIZE + place, below 0
-// for a token that isn't there (padding of a captured graph); the caches [block][kv_head][BLOCK_SIZE][HEAD_DIM]. q is
-// rotated in place. Dimension i is paired with i + ROTARY_DIM / 2, as in Hugging Face checkpoints; those from ROTARY_DIM on
-// stay as they are. KIND, HEAD_DIM, ROTARY_DIM and BLOCK_SIZE are compile-time constants, ROTARY_DIM twice a multiple of 16 bytes.
+// Layout: q [token][head][HEAD_DIM], k and v [token][kv_head][HEAD_DIM], tokens `q_stride`, `k_stride`, `v_stride`
+// numbers apart (parts of one product's rows); cos and sin [token][ROTARY_DIM / 2] floats; slots [token]: block *
+// BLOCK_SIZE + place, below 0 for a token that isn't there (padding of a captured graph); the caches
+// [block][kv_head][BLOCK_SIZE][HEAD_DIM]. q is rotated in place. Dimension i is paired with i + ROTARY_DIM / 2, as in
+// Hugging Face checkpoints; those from ROTARY_DIM on stay as they are. KIND, HEAD_DIM, ROTARY_DIM and BLOCK_SIZE are
+// compile-time constants, ROTARY_DIM twice a multiple of 16 bytes.
 // Launch: grid (tokens), any number of threads.
 // Work: reads q, k and v once and writes them once, 16 bytes at a time, with 3 operations a number: bound by memory.
-// Why: rotated keys are needed in the cache alone, so writing them anywhere else first would cost their bytes twice more.
+// Why: rotated keys are needed in the cache alone, so writing them anywhere else first would cost their bytes twice
+// more.
 #include "numbers.cuh"
 
 constexpr int VECTOR = NUMBERS_IN_16_BYTES;

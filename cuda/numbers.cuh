@@ -29,7 +29,8 @@ struct alignas(16) Numbers {
     Number number[NUMBERS_IN_16_BYTES];
 };
 
-// Every bound test of a kernel is a call of this function, so that tests/cuda_on_cpu/mutate.py finds it and can take it away.
+// Every bound test of a kernel is a call of this function, so that tests/cuda_on_cpu/mutate.py finds it and can take it
+// away.
 __device__ inline bool inside(long long at, long long end) {
     return at < end;
 }

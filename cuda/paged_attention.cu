@@ -2,19 +2,20 @@
 // paged_attention_merge, which joins the parts of long sequences.
 //
 // Layout: q and out are [token][head][HEAD_DIM] (q's tokens `q_stride` numbers apart), the caches
-// [block][kv_head][BLOCK_SIZE][HEAD_DIM], `tables` [sequence][table_stride] block numbers. Sequence s has its query in row
-// rows[s] and sees its contexts[s] positions, or the last `window` of them if that isn't 0. KIND, HEAD_DIM, BLOCK_SIZE and
-// GROUP are compile-time constants. `partials` is [sequence][kv_head][split][GROUP][HEAD_DIM + 2] floats: sums, peak, weight.
-// Launch: grid (splits, kv_heads * ROW_TILES, sequences), 128 threads; split i of a sequence takes `split_tokens` positions (a
-// multiple of 32). With one split the result is written at once; otherwise merge follows, grid (kv_heads * GROUP,
-// sequences), 128 threads. A split that has no position writes peak -inf and weight 0, so a captured graph may have more splits than
-// a sequence needs.
-// Work: reads each key and value once (2 * context * HEAD_DIM numbers for a kv_head) for 4 * GROUP operations a number: bound by
-// memory up to GROUP of about 100.
-// Why: the query heads of a group share keys, so one block serves all of them, padded to the 16 rows of an mma. Warps take
-// turns along the sequence and keep their own softmax, so there is no barrier before the end, and every lane has many
-// independent 16-byte loads in flight. Splits are of one length whatever the batch is, so a row's arithmetic doesn't
-// depend on its company, and a long sequence fills the GPU alone.
+// [block][kv_head][BLOCK_SIZE][HEAD_DIM], `tables` [sequence][table_stride] block numbers. Sequence s has its query in
+// row rows[s] and sees its contexts[s] positions, or the last `window` of them if that isn't 0. KIND, HEAD_DIM,
+// BLOCK_SIZE and GROUP are compile-time constants. `partials` is [sequence][kv_head][split][GROUP][HEAD_DIM + 2]
+// floats: sums, peak, weight.
+// Launch: grid (splits, kv_heads * ROW_TILES, sequences), 128 threads; split i of a sequence takes `split_tokens`
+// positions (a multiple of 32). With one split the result is written at once; otherwise merge follows, grid (kv_heads *
+// GROUP, sequences), 128 threads. A split that has no position writes peak -inf and weight 0, so a captured graph may
+// have more splits than a sequence needs.
+// Work: reads each key and value once (2 * context * HEAD_DIM numbers for a kv_head) for 2 * GROUP operations a number,
+// 32 with the padding of an mma: bound by memory.
+// Why: the query heads of a group share keys, so one block serves all of them, padded to the 16 rows of an mma. Warps
+// take turns along the sequence and keep their own softmax, so there is no barrier before the end, and every lane has
+// many independent 16-byte loads in flight. Splits are of one length whatever the batch is, so a row's arithmetic
+// doesn't depend on its company, and a long sequence fills the GPU alone.
 #include "attention.cuh"
 
 constexpr int WARPS = 4;
@@ -23,8 +24,8 @@ constexpr int ROW_TILES = (GROUP + 15) / 16;
 
 typedef Rows<GROUP_ROWS> State;
 
-// Joins the warps: `merged` [GROUP_ROWS][HEAD_DIM] gets the sums relative to the highest peak, `peaks` and `weights` are
-// [WARPS][GROUP_ROWS]. Warps add in turns, so the order of additions is always the same.
+// Joins the warps: `merged` [GROUP_ROWS][HEAD_DIM] gets the sums relative to the highest peak, `peaks` and `weights`
+// are [WARPS][GROUP_ROWS]. Warps add in turns, so the order of additions is always the same.
 __device__ void merge_warps(State &state, float *merged, float *peaks, float *weights) {
     const int warp = threadIdx.x / WARP_THREADS;
 #pragma unroll

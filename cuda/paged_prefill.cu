@@ -1,16 +1,17 @@
-// paged_prefill: causal attention of prompt chunks of any lengths over the paged KV cache, into which the chunk's own keys are
-// written already. Sequences that compute one token may be among them.
+// paged_prefill: causal attention of prompt chunks of any lengths over the paged KV cache, into which the chunk's own
+// keys are written already. Sequences that compute one token may be among them.
 //
 // Layout: as in paged_attention.cu. Slice s is the rows `rows[s]` … `rows[s + 1] - 1` of q, the last positions of its
 // contexts[s]. KIND, HEAD_DIM, BLOCK_SIZE and GROUP are compile-time constants.
-// Launch: grid (tiles, kv_heads), 128 threads; tiles [tile][2] holds a slice and the first of its packed rows: row p of a slice is
-// head p % GROUP of the group at token p / GROUP. A tile has WARP_ROWS packed rows for each warp, so chunks need no padding beyond their last
-// tile, and a group's heads share keys.
-// Work: a tile reads the keys and values up to its last token once, for 4 operations a row and a number: bound by arithmetic.
-// Why: flash attention (arXiv 2307.08691): 4 warps of 16 rows share the keys and values of KEYS positions in shared memory, the
-// next ones being copied (cp.async) while these are multiplied. Rows of shared memory are padded so that the 16-byte reads
-// of 8 lanes meet 8 different groups of banks: keys are read by 2 neighbouring rows at once, values by every second row.
-// float32 reads the cache directly; it is for exactness, not for speed.
+// Launch: grid (tiles, kv_heads), 128 threads; tiles [tile][2] holds a slice and the first of its packed rows: row p of
+// a slice is head p % GROUP of the group at token p / GROUP. A tile has WARP_ROWS packed rows for each warp, so chunks
+// need no padding beyond their last tile, and a group's heads share keys.
+// Work: a tile reads the keys and values up to its last token once, for 2 operations a row and number: bound by
+// arithmetic.
+// Why: flash attention (arXiv 2307.08691): 4 warps of 16 rows share the keys and values of KEYS positions in shared
+// memory, the next ones being copied (cp.async) while these are multiplied. Rows of shared memory are padded so that
+// the 16-byte reads of 8 lanes meet 8 different groups of banks: keys are read by 2 neighbouring rows at once, values
+// by every second row. float32 reads the cache directly; it is for exactness, not for speed.
 #include "attention.cuh"
 
 

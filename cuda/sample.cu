@@ -1,14 +1,15 @@
 // sample: draws one token for each row of logits, by temperature, top-k, top-p and min-p, as engine/sampler.py does.
 //
-// Layout: logits and weights (scratch) are [row][vocab] floats; tokens [row]. Of each row: temperature (above 0), top_k (at least 1,
-// at most vocab), top_p, min_p, and the four words that its randomness is a function of: words [row][4] (seed, prompt index,
-// choice index, token index). A token's weight is exp((logit - highest) / temperature). top-k and top-p keep the heaviest, of
-// equals those with lower ids; min-p is relative to the heaviest; the draw inverts the sums in the order of ids.
+// Layout: logits and weights (scratch) are [row][vocab] floats; tokens [row]. Of each row: temperature (above 0), top_k
+// (at least 1, at most vocab), top_p, min_p, and the four words that its randomness is a function of: words [row][4]
+// (seed, prompt index, choice index, token index). A token's weight is exp((logit - highest) / temperature). top-k and
+// top-p keep the heaviest, of equals those with lower ids; min-p is relative to the heaviest; the draw inverts the sums
+// in the order of ids.
 // Launch: grid (rows), 512 threads; shared memory for Scratch.
 // Work: reads the row once from memory, then about ten times from L2, where a row (200 KB to 600 KB) stays.
-// Why: sorting a row moves it tens of times. The threshold is found by its bits instead, 8 at a time from the top, each time by
-// a histogram. Weights are summed as whole numbers of 2^-44, so that sums by atomics don't depend on the order of threads; a vocabulary of
-// 2^19 tokens fits in 64 bits, and what is lost is below 2^-44 of the heaviest.
+// Why: sorting a row moves it tens of times. The threshold is found by its bits instead, 8 at a time from the top, each
+// time by a histogram. Weights are summed as whole numbers of 2^-44, so that sums by atomics don't depend on the order
+// of threads; a vocabulary of 2^19 tokens fits in 64 bits, and what is lost is below 2^-44 of the heaviest.
 #include "warp.cuh"
 
 typedef unsigned long long Sum;
@@ -37,8 +38,9 @@ __device__ Sum mixed(Sum x) {
     return x ^ (x >> 31);
 }
 
-// Finds the largest weight such that those from it on are at least `most` in number, and in sum at least `share` (either may
-// be 0). Weights aren't negative, so their bits are in their order. The results are in scratch, for all threads.
+// Finds the largest weight such that those from it on are at least `most` in number, and in sum at least `share`
+// (either may be 0). Weights aren't negative, so their bits are in their order. The results are in scratch, for all
+// threads.
 __device__ void find_threshold(Scratch &scratch, const float *weights, int vocab, unsigned most, Sum share) {
     if (threadIdx.x == 0) {
         scratch.prefix = scratch.above_count = 0;

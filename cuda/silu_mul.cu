@@ -1,6 +1,7 @@
 // silu_mul: silu of the first half of each row times the second half (SwiGLU, arXiv 2002.05202).
 //
-// Layout: x [row][2 * size], out [row][size], without gaps. `size` is a multiple of 16 bytes. KIND is a compile-time constant.
+// Layout: x [row][2 * size], out [row][size], without gaps. `size` is a multiple of 16 bytes. KIND is a compile-time
+// constant.
 // Launch: grid (rows, chunks), any number of threads; chunk c is computed by the CUDA blocks with blockIdx.y == c.
 // Work: reads two numbers and writes one for about 4 operations: bound by memory.
 // Why: torch takes two launches and moves half as much again.

@@ -74,9 +74,9 @@ __device__ inline unsigned packed(float first, float second) {
     return *reinterpret_cast<const unsigned *>(&pair);
 }
 
-// sum += a b by one warp: a is 16 × 16, b is 16 × 8, the sums are float (PTX: mma.m16n8k16, row.col). With g = lane / 4 and
-// t = lane % 4 a lane holds of a: rows g, g + 8, g, g + 8 at columns 2t, 2t + 1, and in a2 and a3 8 columns further; of b:
-// column g at rows 2t, 2t + 1 and 8 rows further; of the sums: rows g and g + 8 at columns 2t, 2t + 1.
+// sum += a b by one warp: a is 16 × 16, b is 16 × 8, the sums are float (PTX: mma.m16n8k16, row.col). With g = lane / 4
+// and t = lane % 4 a lane holds of a: rows g, g + 8, g, g + 8 at columns 2t, 2t + 1, and in a2 and a3 8 columns
+// further; of b: column g at rows 2t, 2t + 1 and 8 rows further; of the sums: rows g and g + 8 at columns 2t, 2t + 1.
 __device__ inline void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #ifdef __CUDACC__
 #if KIND == BFLOAT16

@@ -1,6 +1,6 @@
-// Launches by name, at the end of a unit that includes a kernel: KERNELS is the list of its kernels, as KERNEL(name) each.
-// Compiled with CUDA_ON_CPU_PROGRAM it is a program that runs launches from its standard input, where every buffer has
-// memory of its own and exact size, for the sanitizers; otherwise a library.
+// Launches by name, at the end of a unit that includes a kernel: KERNELS is the list of its kernels, as KERNEL(name)
+// each. Compiled with CUDA_ON_CPU_PROGRAM it is a program that runs launches from its standard input, where every
+// buffer has memory of its own and exact size, for the sanitizers; otherwise a library.
 #pragma once
 
 #include <cstdio>
@@ -59,9 +59,9 @@ template <class Value> Value read() {
     return value;
 }
 
-// In: name (bytes before which stands their number, as everywhere), grid, block, shared bytes, order, seed, the buffers,
-// then for each argument the number of its buffer (-1: the value itself follows, -2: a null pointer). Out: the error, and
-// the buffers as they are now.
+// In: name (bytes before which stands their number, as everywhere), grid, block, shared bytes, order, seed, the
+// buffers, then for each argument the number of its buffer (-1: the value itself follows, -2: a null pointer). Out: the
+// error, and the buffers as they are now.
 void run_one() {
     const auto read_bytes = [] {
         const auto size = read<std::uint64_t>();

@@ -1,10 +1,10 @@
 // CUDA's language for g++: what a kernel in cuda/ may use, so that its very source runs on the CPU.
 //
-// Every CUDA thread is a fiber (scheduler.cpp). A fiber runs until it comes to a barrier, so threads of a warp are never
-// in step by luck; whatever holds only because real warps run in step is found. Warp functions take the full mask alone.
-// __half and __nv_bfloat16 are NVIDIA's own (cuda_fp16.h and cuda_bf16.h have host code).
-// It stands in for nvcc's built-ins and is included before the kernel; it is compiled with -fno-strict-aliasing, because
-// kernels read numbers as vectors and back.
+// Every CUDA thread is a fiber (scheduler.cpp). A fiber runs until it comes to a barrier, so threads of a warp are
+// never in step by luck; whatever holds only because real warps run in step is found. Warp functions take the full mask
+// alone. __half and __nv_bfloat16 are NVIDIA's own (cuda_fp16.h and cuda_bf16.h have host code). It stands in for
+// nvcc's built-ins and is included before the kernel; it is compiled with -fno-strict-aliasing, because kernels read
+// numbers as vectors and back.
 #pragma once
 
 #include <cmath>
@@ -55,8 +55,8 @@ extern Thread *current;
 void meet_block(const char *file, int line);
 void meet_warp(const char *file, int line, unsigned mask);
 
-// Hands a slot to the warp and waits for it; then `handed` gives what a lane has handed. As on a GPU this orders no other
-// memory: a thread that may read what another wrote after a shuffle alone has a race.
+// Hands a slot to the warp and waits for it; then `handed` gives what a lane has handed. As on a GPU this orders no
+// other memory: a thread that may read what another wrote after a shuffle alone has a race.
 const Slot *hand(const Slot &own, const char *file, int line, unsigned mask);
 Slot handed(const Slot *slots, int lane);
 [[noreturn]] void fail(const char *file, int line, const char *what);
@@ -108,8 +108,8 @@ inline unsigned byte_permute(unsigned low, unsigned high, unsigned selector) {
 }
 
 // mma.m16n8k16, row.col, float sums: each lane hands out its parts of A and B as numbers, then makes its four sums.
-// Fragments are as in the PTX manual: with g = lane / 4 and t = lane % 4, A has rows g and g + 8 and columns 2t, 2t + 1,
-// 2t + 8, 2t + 9; B has those rows of column g; C has rows g and g + 8, columns 2t and 2t + 1.
+// Fragments are as in the PTX manual: with g = lane / 4 and t = lane % 4, A has rows g and g + 8 and columns 2t, 2t +
+// 1, 2t + 8, 2t + 9; B has those rows of column g; C has rows g and g + 8, columns 2t and 2t + 1.
 struct Fragments {
     float a[8], b[4];
 };

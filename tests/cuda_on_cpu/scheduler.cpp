@@ -1,12 +1,13 @@
 // Runs a grid: its CUDA blocks one after another, the threads of a block as fibers, each until its next barrier.
 //
-// A barrier is a counter. When no fiber can run and not all have ended, or threads meet at different lines, or one ended
-// while others wait, the barrier is divergent: the launch stops and names the threads. Order of blocks and threads: as
-// numbered, reversed, or shuffled anew each round. Shared memory is filled with ones, which is NaN in every type.
+// A barrier is a counter. When no fiber can run and not all have ended, or threads meet at different lines, or one
+// ended while others wait, the barrier is divergent: the launch stops and names the threads. Order of blocks and
+// threads: as numbered, reversed, or shuffled anew each round. Shared memory is filled with ones, which is NaN in every
+// type.
 //
-// Under ThreadSanitizer each CUDA thread is a fiber of its own there too. Only barriers, the start and the end of a launch
-// order what threads do, so a missing barrier is a data race, within a block and between blocks. This file is compiled
-// without instrumentation: its own bookkeeping is no part of what is checked.
+// Under ThreadSanitizer each CUDA thread is a fiber of its own there too. Only barriers, the start and the end of a
+// launch order what threads do, so a missing barrier is a data race, within a block and between blocks. This file is
+// compiled without instrumentation: its own bookkeeping is no part of what is checked.
 #include "scheduler.h"
 
 #include <sys/mman.h>
