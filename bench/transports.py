@@ -14,7 +14,7 @@ CPU       µs of the server process for each token, from the moment when every s
           with a star where that moment never comes and it is over the whole answer
 memory    KiB of the server process for each stream at that moment, its connection included, the kernel's buffers not
 
-`--profile` samples the server of both SSE rows, at 512 streams, and names what a token's CPU time goes to over HTTP/2.
+Behind the tables the servers of both SSE rows are sampled, at 512 streams: what a token's CPU time goes to over HTTP/2.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from bench.readers import TRANSPORTS
 STEP_MS = 20.0
 MANY = 2000
 MANY_STEP_MS = 80.0
+H2 = "SSE, HTTP/2"
 PROFILED_TOKENS = 200  # for some hundred samples
 # The test that shows it: in a real browser; and coming back behind a cut, without a token lost or twice. Where no test
 # of this repository does, the cell is empty.
@@ -78,11 +79,12 @@ def main(argv: list[str]) -> int:
     print(describe())
     print(f"load before and behind: {before:.1f}, {os.getloadavg()[0]:.1f} (this run's own is in the second)")
     print(f"{rounds} rounds of {tokens} tokens a stream; median (least to most)\n")
-    print(table(results))
-    print()
+    print(tables(results))
+    busiest = max(figures.client_busy for each in results.values() for found in each.values() for figures in found)
+    print(f"\nThe client was busy for {busiest:.0%} of its core at the most.\n")
     print(markdown(["transport", "in a browser", "comes back behind a cut"], [[n, *SHOWN[n]] for n in results]))
-    if options.profile:
-        print(f"\n{compared('SSE, HTTP/2', 'SSE, HTTP/1.1', tokens=options.tokens or PROFILED_TOKENS)}")
+    if H2 in results and not options.no_profile:
+        print(f"\n{compared(H2, 'SSE, HTTP/1.1', tokens=options.tokens or PROFILED_TOKENS)}")
     if options.compare:
         print(f"\n{moved(json.loads(Path(options.compare).read_text()), results)}")
     if options.json:
@@ -99,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--tokens", type=int, help="of each stream")
     parser.add_argument("--transports", nargs="+", metavar="NAME", default=list(TRANSPORTS))
-    parser.add_argument("--profile", action="store_true", help="what a token costs in the server, by function")
+    parser.add_argument("--no-profile", action="store_true", help="leave out where a token's time goes over HTTP/2")
     parser.add_argument("--json", metavar="FILE", help="keep every round's figures")
     parser.add_argument("--compare", metavar="OLD.json", help="show what moved since a run that was kept")
     return parser
@@ -124,40 +126,40 @@ def _progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def table(results: Results) -> str:
-    """A row for each transport and number of streams."""
-    head = [
-        "transport",
-        "streams",
-        "TTFT p50, p99 ms",
-        "ITL p50, p99 ms",
-        "bytes from, to",
-        "requests",
-        "CPU µs",
-        "KiB",
-    ]
-    rows = [_row(name, count, found) for name, each in results.items() for count, found in each.items()]
-    return markdown(head, rows)
+COST_HEAD = ["transport", "streams", "bytes from, to", "requests", "CPU µs", "KiB"]
+LATENCIES = {
+    "ttft_p50_ms": "TTFT p50 ms",
+    "ttft_p99_ms": "TTFT p99 ms",
+    "itl_p50_ms": "ITL p50 ms",
+    "itl_p99_ms": "ITL p99 ms",
+}
 
 
-def _row(name: str, count: int, found: list[Figures]) -> list[str]:
+def tables(results: Results) -> str:
+    """What each transport costs, and what its clients see: a row for each number of streams."""
+    rows = [(name, count, found) for name, each in results.items() for count, found in each.items()]
+    latency_head = ["transport", "streams", *LATENCIES.values()]
+    cost = markdown(COST_HEAD, [_cost(*row) for row in rows])
+    return cost + "\n\n" + markdown(latency_head, [_latency(*row) for row in rows])
+
+
+def _cost(name: str, count: int, found: list[Figures]) -> list[str]:
     def median(field: str) -> float:
         return statistics.median(getattr(each, field) for each in found)
-
-    def both(first: str, second: str) -> str:
-        return ", ".join(spread([getattr(each, field) for each in found], 1) for field in (first, second))
 
     star = "" if all(each.steady for each in found) else " *"
     return [
         name,
         f"{count:,}",
-        both("ttft_p50_ms", "ttft_p99_ms"),
-        both("itl_p50_ms", "itl_p99_ms"),
         f"{median('bytes_from'):.0f}, {median('bytes_to'):.0f}",
         f"{median('requests'):.0f}",
         spread([each.cpu_us for each in found], 1) + star,
         spread([each.memory_kib for each in found], 1),
     ]
+
+
+def _latency(name: str, count: int, found: list[Figures]) -> list[str]:
+    return [name, f"{count:,}", *(spread([getattr(each, field) for each in found], 1) for field in LATENCIES)]
 
 
 def kept(results: Results, load: float, tokens: int) -> dict[str, Any]:

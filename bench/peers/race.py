@@ -22,7 +22,7 @@ STEP_MS = 20.0
 # A second or so of tokens when they are paced, and as many as take about as long when they aren't.
 TOKENS = {STEP_MS: {512: 50, 2000: 25}, 0.0: {512: 128, 2000: 96}}
 TOKENS_OTHERWISE = 100
-WARM_STREAMS = 64
+WARM_STREAMS, WARM_TOKENS, WARM_SETTLE_S = 64, 10, 0.05
 RUN_S_MAX = 60
 # Until the server has accepted every connection.
 SETTLE_S = 0.3
@@ -129,14 +129,15 @@ class Race:
                     if sys.stderr.isatty():
                         text = f"round {number + 1} of {rounds}, {count} streams at {step_ms:g} ms: {name}, {mode}"
                         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-                    self._load(name, target, mode, step_ms, min(count, WARM_STREAMS), tokens)
+                    warm = tokens if name == OURS else WARM_TOKENS  # ours says what its script has
+                    self._load(name, target, mode, step_ms, min(count, WARM_STREAMS), warm, WARM_SETTLE_S)
                     self.samples.append(self._sample(name, target, mode, step_ms, count, tokens, number))
 
     def _sample(
         self, name: str, target: Target, mode: str, step_ms: float, count: int, tokens: int, number: int
     ) -> Sample:
         engine_before = processes.cpu_s(target.engine_pid) if target.engine_pid else 0.0
-        shown = self._load(name, target, mode, step_ms, count, tokens)
+        shown = self._load(name, target, mode, step_ms, count, tokens, SETTLE_S)
         engine_s = processes.cpu_s(target.engine_pid) - engine_before if target.engine_pid else 0.0
         steady = shown.get("steady", {"tokens": 0})
         is_steady = steady["tokens"] >= shown["tokens"] / 4
@@ -156,11 +157,13 @@ class Race:
             errors=shown["errors"],
         )
 
-    def _load(self, name: str, target: Target, mode: str, step_ms: float, count: int, tokens: int) -> dict[str, Any]:
+    def _load(
+        self, name: str, target: Target, mode: str, step_ms: float, count: int, tokens: int, settle_s: float
+    ) -> dict[str, Any]:
         """What the load client reports of one run."""
         command = [*processes.on_core(processes.CLIENT_CORE), str(self._binaries / "sload")]
         command += ["--mode", mode, "--port", str(target.port), "--pid", str(target.pid), "--n", str(count)]
-        command += ["--k", str(tokens), "--step-ms", f"{step_ms:g}", "--settle", str(SETTLE_S)]
+        command += ["--k", str(tokens), "--step-ms", f"{step_ms:g}", "--settle", str(settle_s)]
         command += ["--max-time", str(RUN_S_MAX)]
         command += self._asking(mode) if name == OURS else self._path(name, mode)
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX * 2)

@@ -26,7 +26,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_measures_every_transport(tmp_path: Path) -> None:
     kept = tmp_path / "figures.json"
-    done = run("--streams", str(STREAMS), "--tokens", str(TOKENS), "--rounds", "1", "--json", str(kept))
+    done = run("--streams", str(STREAMS), "--tokens", str(TOKENS), "--rounds", "1", "--no-profile", "--json", str(kept))
     assert done.returncode == 0, done.stderr
     figures = json.loads(kept.read_text())["figures"]
     assert figures.keys() == TRANSPORTS.keys()
@@ -46,11 +46,11 @@ def test_it_measures_every_transport(tmp_path: Path) -> None:
 
 def test_it_compares_with_a_run_that_was_kept_and_names_what_dominates(tmp_path: Path) -> None:
     kept = tmp_path / "figures.json"
-    flags = ("--transports", "chunked text", "--streams", "2", "--tokens", "20", "--rounds", "1")
-    assert run(*flags, "--json", str(kept)).returncode == 0
-    done = run(*flags, "--compare", str(kept), "--profile")
+    flags = ("--transports", "SSE, HTTP/2", "--streams", "2", "--tokens", "20", "--rounds", "1")
+    assert run(*flags, "--no-profile", "--json", str(kept)).returncode == 0
+    done = run(*flags, "--compare", str(kept))
     assert done.returncode == 0, done.stderr
-    assert re.search(r"chunked text +\| 2 +\| [\d.]+ → [\d.]+", done.stdout)
+    assert re.search(r"SSE, HTTP/2 +\| 2 +\| [\d.]+ → [\d.]+", done.stdout)
     assert re.search(r"SSE, HTTP/2 is dominated by \w+\.\w+ \(\w+\.py:\d+\) \d+%", done.stdout)
 
 
