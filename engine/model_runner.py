@@ -176,12 +176,11 @@ def _is_cuda(device: str, kernels: Load | None) -> bool:
     """What the device asked for comes to here; ModelError where it can't be had."""
     if device not in ("auto", "cpu", "cuda"):
         raise ModelError(f"device {device!r} is not known; use auto, cpu or cuda")
-    if device == "cpu" or kernels is not None:
-        return device == "cuda"
-    problem = cuda_device.problem()
-    if device == "cuda" and problem:
+    if device != "cuda":  # auto is the CPU, with a GPU too, for as long as no GPU has run the kernels
+        return False
+    if kernels is None and (problem := cuda_device.problem()):
         raise ModelError(f"device 'cuda' is not available: {problem}; use auto or cpu")
-    return problem is None
+    return True
 
 
 def _cuda_decoder(
