@@ -90,7 +90,33 @@ INLINE void transpose(const float *const *keys, int64_t dim, float *to) {
 // Pairs from which on a transposed copy of the keys costs less than adding up the lanes of each score.
 constexpr int64_t TRANSPOSE_PAIRS_MIN = 8;
 
-// Scores of W keys: scores[p * PART_TOKENS + t] for pair p.
+// out[p] lane t: the products of key t and query p at places `first` … first + N - 1 of each W, added up as `sums_of` does.
+template <int W, int P, int N>
+INLINE void add_columns(const float *columns, const float *queries, int64_t dim, int64_t first, typename Lanes<W>::F *out) {
+    typedef typename Lanes<W>::F F;
+    if constexpr (N == 1) {
+        for (int p = 0; p < P; p++) out[p] = F{};
+        for (int64_t d = first; d < dim; d += W) {
+            const F column = load<W>(columns + d * W);
+            for (int p = 0; p < P; p++) out[p] += column * queries[p * dim + d];
+        }
+    } else {
+        F more[P];
+        add_columns<W, P, N / 2>(columns, queries, dim, first, out);
+        add_columns<W, P, N / 2>(columns, queries, dim, first + N / 2, more);
+        for (int p = 0; p < P; p++) out[p] += more[p];
+    }
+}
+
+template <int W, int P>
+INLINE void score_columns(const float *columns, const float *queries, int64_t dim, float *scores) {
+    typename Lanes<W>::F sums[P];
+    add_columns<W, P, W>(columns, queries, dim, 0, sums);
+    for (int p = 0; p < P; p++) store(scores + p * PART_TOKENS, sums[p]);
+}
+
+// Scores of W keys: scores[p * PART_TOKENS + t] for pair p. Each is the same to the bit however many pairs there are: a
+// sequence says the same whether its tokens are computed one by one or in chunks.
 template <int W>
 INLINE void score_tile(const float *const *keys, const float *queries, int64_t pairs, int64_t dim, float *scores) {
     typedef typename Lanes<W>::F F;
@@ -108,19 +134,8 @@ INLINE void score_tile(const float *const *keys, const float *queries, int64_t p
     float columns[HEAD_DIM_MAX * W];
     transpose<W>(keys, dim, columns);
     int64_t p = 0;
-    for (; p + 4 <= pairs; p += 4) {
-        F sums[4] = {};
-        for (int64_t d = 0; d < dim; d++) {
-            const F column = load<W>(columns + d * W);
-            for (int i = 0; i < 4; i++) sums[i] += column * queries[(p + i) * dim + d];
-        }
-        for (int i = 0; i < 4; i++) store(scores + (p + i) * PART_TOKENS, sums[i]);
-    }
-    for (; p < pairs; p++) {
-        F sum = {};
-        for (int64_t d = 0; d < dim; d++) sum += load<W>(columns + d * W) * queries[p * dim + d];
-        store(scores + p * PART_TOKENS, sum);
-    }
+    for (; p + 4 <= pairs; p += 4) score_columns<W, 4>(columns, queries + p * dim, dim, scores + p * PART_TOKENS);
+    for (; p < pairs; p++) score_columns<W, 1>(columns, queries + p * dim, dim, scores + p * PART_TOKENS);
 }
 
 // sums[P rows of dim, C vectors from d on] += weights [P, PART_TOKENS] · values
@@ -291,7 +306,8 @@ void attend_lanes(const Attend &a, const Task &task, const Partial &to) {
                         (task.kv_head * shared + head) * dim;
         for (int64_t d = 0; d < dim; d++) queries[p * dim + d] = widen(from[d]) * a.scale;
     }
-    const int64_t first = seen(a, task, 0).first, end = seen(a, task, task.pairs - 1).end;
+    // A position has the same lane whatever window the first pair has.
+    const int64_t first = seen(a, task, 0).first / W * W, end = seen(a, task, task.pairs - 1).end;
     float tops[PAIRS_MAX], totals[PAIRS_MAX];
     alignas(64) float sums[PAIRS_MAX * HEAD_DIM_MAX];
     const Partial more = {tops, totals, sums};

@@ -150,6 +150,23 @@ def test_attention_over_several_parts(library: Library, level: str, dtype: torch
 
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
+@pytest.mark.parametrize("dtype", sorted(TOLERANCES, key=str), ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 64), (1, 9, 24), (3, 1, 6)])
+@pytest.mark.parametrize("window", [0, 20])
+def test_attention_is_the_same_to_the_bit_however_a_sequence_is_cut(
+    library: Library, level: str, dtype: torch.dtype, shape: tuple[int, int, int], window: int
+) -> None:
+    library.use(level)
+    total = 600  # of three parts
+    paged = Paged(3, dtype, shape, 16, [total])
+    whole = paged.attend(library, [(0, 0, total)], window)
+    for chunk in (1, 3, 7, 64):
+        starts = range(0, total, chunk)
+        pieces = [paged.attend(library, [(0, start, min(chunk, total - start))], window) for start in starts]
+        assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("level", sorted(LEVELS))
 def test_attention_of_broken_numbers_is_nan_in_its_own_sequence_only(library: Library, level: str) -> None:
     library.use(level)
     paged = Paged(2, torch.float32, (2, 2, 32), 4, [40, 40, 40])

@@ -31,11 +31,11 @@ def load(path: Path, dtype: str, **options: bool) -> ModelRunner:
     return ModelRunner.load(str(path), device="cpu", dtype=dtype, progress=lambda *_: None, **options)
 
 
-def told(runner: ModelRunner) -> torch.Tensor:
-    """Log probabilities of the prompt's ids, and of the next one."""
+def told(runner: ModelRunner, chunk: int = 10**9) -> torch.Tensor:
+    """Log probabilities of the prompt's ids."""
     stepper = Stepper(runner)
     sequence = stepper.sequence(PROMPT, Sampling(1, temperature=0, prompt_logprobs=0, logprobs=0))
-    ((answer,),) = stepper.run([sequence])
+    ((answer,),) = stepper.run([sequence], chunk=chunk)
     assert answer.logprob is not None
     return torch.tensor([each.logprob for each in sequence.prompt_logprobs])
 
@@ -48,13 +48,24 @@ def test_follows_float32(tmp_path: Path, family: str, dtype: str, distance: floa
     assert (told(load(path, dtype)) - expected).abs().mean() < distance
 
 
+@pytest.mark.parametrize("family", sorted(checkpoints.FAMILIES))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_the_same_to_the_bit_however_a_prompt_is_cut(tmp_path: Path, family: str, dtype: str) -> None:
+    runner = load(checkpoints.save(checkpoints.small_model(family), tmp_path), dtype)
+    whole = told(runner)
+    for chunk in (1, 2, 5):
+        assert torch.equal(told(runner, chunk), whole)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # the rows of one are reordered, the table of the other is tied
 @pytest.mark.parametrize("form", ["Q8_0", "Q4_0", "Q4_1"])
 def test_a_quantised_file_follows_its_own_numbers(tmp_path: Path, family: str, form: str) -> None:
     path = checkpoints.write_gguf(checkpoints.small_model(family), family, tmp_path / "m.gguf", quantised=form)
     expected = told(load(path, "float32"))
     runner = load(path, "gguf")
-    assert (told(runner) - expected).abs().mean() < 0.2
+    whole = told(runner)
+    assert (whole - expected).abs().mean() < 0.2
+    assert torch.equal(told(runner, 1), whole)
     assert f"{form.lower()} " in runner.operators
     assert "bfloat16 " in runner.operators  # rows of 112 hold no whole blocks
 

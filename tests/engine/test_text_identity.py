@@ -56,10 +56,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral"])
+@pytest.fixture(scope="module", params=["llama float32", "mistral float32", "mistral bfloat16", "llama int8"])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    path: Path = checkpoints.save(checkpoints.small_model(request.param), tmp_path_factory.mktemp("model"))
-    return ModelRunner.load(str(path), device="cpu", dtype="float32", progress=lambda *_: None)
+    family, dtype = request.param.split()
+    path: Path = checkpoints.save(checkpoints.small_model(family), tmp_path_factory.mktemp("model"))
+    return ModelRunner.load(str(path), device="cpu", dtype=dtype, progress=lambda *_: None)
 
 
 class Rig:
