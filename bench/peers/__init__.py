@@ -18,7 +18,8 @@ is shown apart. The others make their tokens themselves, ready bytes from a task
 CPU µs  of the server process for each token, while all streams are under way; with a star where they never all were,
         and it is over the whole run
 TTFT    at 20 ms a token some of it is waiting for the engine's next step
-gap     between tokens of one stream at the client
+gap     between tokens of one stream at the client. A median under the pace is of a server that was behind and caught
+        up: it writes several tokens at once meanwhile, which is cheaper than keeping pace
 """
 
 from bench.peers.race import main

@@ -19,9 +19,7 @@ from bench.machine import describe, markdown, spread
 from bench.peers.contenders import BASELINE, MODES, OURS, PEERS, Target, build, missing, running, versions
 
 STEP_MS = 20.0
-# A second or so of tokens when they are paced, and as many as take about as long when they aren't.
-TOKENS = {STEP_MS: {512: 50, 2000: 25}, 0.0: {512: 128, 2000: 96}}
-TOKENS_OTHERWISE = 100
+QUICK_TOKENS, TOKENS = 50, 150  # of each stream: one second when they are paced, and three
 WARM_STREAMS, WARM_TOKENS, WARM_SETTLE_S = 64, 10, 0.05
 RUN_S_MAX = 60
 # Until the server has accepted every connection.
@@ -66,7 +64,8 @@ def main(argv: list[str]) -> int:
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         build(Path(folder))
-        race = Race(Path(folder), options.python, options.modes, found, options.tokens)
+        tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
+        race = Race(Path(folder), options.python, options.modes, found, tokens)
         for number in range(rounds):
             turned = chosen[number % len(chosen) :] + chosen[: number % len(chosen)]
             for step in steps:
@@ -95,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         description=peers.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="2 rounds, 512 streams, paced only")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 50 tokens, 512 streams, paced only")
     parser.add_argument("--contenders", nargs="+", metavar="NAME", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--streams", type=int, nargs="+", metavar="N")
@@ -111,9 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 class Race:
     """Runs contenders and keeps what they showed."""
 
-    def __init__(
-        self, binaries: Path, python: str, modes: Sequence[str], found: dict[str, str], tokens: int | None
-    ) -> None:
+    def __init__(self, binaries: Path, python: str, modes: Sequence[str], found: dict[str, str], tokens: int) -> None:
         self._binaries, self._python, self._modes, self._found = binaries, python, modes, found
         self._tokens = tokens
         self.samples: list[Sample] = []
@@ -123,21 +120,18 @@ class Race:
         offered = MODES if name == OURS else PEERS[name].modes
         modes = [mode for mode in self._modes if mode in offered and not missing(name, mode, self._found)]
         for count in counts if modes else []:
-            tokens = self._tokens or TOKENS.get(step_ms, {}).get(count, TOKENS_OTHERWISE)
-            with running(name, step_ms, tokens, self._python, self._binaries) as target:
+            with running(name, step_ms, self._tokens, self._python, self._binaries) as target:
                 for mode in modes:
                     if sys.stderr.isatty():
                         text = f"round {number + 1} of {rounds}, {count} streams at {step_ms:g} ms: {name}, {mode}"
                         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-                    warm = tokens if name == OURS else WARM_TOKENS  # ours says what its script has
+                    warm = self._tokens if name == OURS else WARM_TOKENS  # ours says what its script has
                     self._load(name, target, mode, step_ms, min(count, WARM_STREAMS), warm, WARM_SETTLE_S)
-                    self.samples.append(self._sample(name, target, mode, step_ms, count, tokens, number))
+                    self.samples.append(self._sample(name, target, mode, step_ms, count, number))
 
-    def _sample(
-        self, name: str, target: Target, mode: str, step_ms: float, count: int, tokens: int, number: int
-    ) -> Sample:
+    def _sample(self, name: str, target: Target, mode: str, step_ms: float, count: int, number: int) -> Sample:
         engine_before = processes.cpu_s(target.engine_pid) if target.engine_pid else 0.0
-        shown = self._load(name, target, mode, step_ms, count, tokens, SETTLE_S)
+        shown = self._load(name, target, mode, step_ms, count, self._tokens, SETTLE_S)
         engine_s = processes.cpu_s(target.engine_pid) - engine_before if target.engine_pid else 0.0
         steady = shown.get("steady", {"tokens": 0})
         is_steady = steady["tokens"] >= shown["tokens"] / 4
