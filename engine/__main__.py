@@ -45,6 +45,12 @@ POOL_BYTES_MAX = 4 * 1024**3
 OPENMP_SPINS = "2000"
 
 
+# More would take gigabytes for the pool's own tables alone.
+BLOCKS_MAX = 2**24
+BLOCK_TOKENS_MAX = 4096
+PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
+
+
 class UsageError(Exception):
     """The command line asks for what can't be."""
 
@@ -113,6 +119,9 @@ def _load(options: argparse.Namespace) -> tuple[Runner, int]:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+    for name, most in (("kv_blocks", BLOCKS_MAX), ("block_size", BLOCK_TOKENS_MAX)):
+        if (getattr(options, name) or 0) > most:
+            raise UsageError(f"--{name.replace('_', '-')} must be at most {most}")
     if options.engine == "synthetic":
         runner = SyntheticRunner(step_ms=options.synthetic_step_ms, script=options.synthetic_script)
         return runner, options.kv_blocks or SYNTHETIC_BLOCKS
@@ -170,6 +179,8 @@ def _end_with(parent: socket.socket) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+    with contextlib.suppress(AttributeError, OSError):  # Linux only; it ends a process that is stopped, too
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Progress:

@@ -57,6 +57,7 @@ FAREWELL_S = 2.0
 # A client's answer to our goodbye in TLS; nothing is lost without it.
 TLS_GOODBYE_S = 2.0
 DRAIN_LOOK_S = 0.02
+EXIT_S = 0.05  # from a second signal to the end: some turns of the loop, in which the last answers are written
 
 
 class Server:
@@ -75,6 +76,7 @@ class Server:
         self._keys = Keys(None)
         self._gateway: Gateway | None = None
         self._stop = asyncio.Event()
+        self._hurried = False  # a second signal came
 
     async def run(self) -> int:
         """Serve until a signal comes; the exit code."""
@@ -85,8 +87,7 @@ class Server:
             self._keys = Keys(read_keys(config.api_keys))
         if config.tls_cert and config.tls_key:
             self._certificates = Certificates(Path(config.tls_cert), Path(config.tls_key))
-        if self._certificates or config.api_keys:
-            self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         listener = _listen(config)  # before the model is loaded: a port in use is known at once
         program = await self._start_program()
         if program is None:
@@ -118,7 +119,7 @@ class Server:
             await self._engines.close()
         if config.uds:
             os.unlink(config.uds)
-        return 0
+        return 1 if self._hurried else 0
 
     async def _serve(self, host: Host, listener: socket.socket) -> asyncio.Server:
         if self._certificates is None:
@@ -222,6 +223,8 @@ class Server:
         return Live(streams, connections, self._engines.gauges, hello.pool_tokens if hello else 0)
 
     def _on_hangup(self) -> None:
+        """Read again what may have changed on disk. With nothing to read it is heard all the same: the signal's
+        default would end every stream."""
         if self._certificates is not None:
             self._reload("certificates", self._certificates.reload)
         if self._config.api_keys:
@@ -253,10 +256,12 @@ class Server:
 
     def _exit_now(self) -> None:
         """Whoever asks twice wants it now: in this turn every stream gets its outcome and its line in the log, and what
-        the sockets take of the last frames. The engine sees our socket close."""
+        the sockets take of the last frames; answers in one piece follow in the next. The engine sees our socket
+        close."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)  # whoever asks a third time is not even heard
-        self._loop.call_soon(os._exit, 1)
+        self._hurried = True
+        self._loop.call_later(EXIT_S, os._exit, 1)
         self._end_streams()
 
     async def _drain(self, host: Host) -> None:

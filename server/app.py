@@ -292,6 +292,11 @@ class App:
             # A charset is no part of the type: JSON is UTF-8, and whatever one says has no effect (RFC 8259 8.1, 11).
             if kind and kind != "application/json" and not kind.endswith("+json"):
                 raise ApiError(415, f"the body must be application/json, not {kind[:100]!r}", code="unsupported_media")
+            coding = call.header(b"content-encoding").strip().lower()
+            if coding not in ("", "identity"):
+                raise ApiError(
+                    415, f"the body must not be encoded, but it is {coding[:100]!r}", code="unsupported_media"
+                )
         if route.path == "/metrics":
             self._check_metrics_access(call)
         if route.generates and not self._comes_back(call):

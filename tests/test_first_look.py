@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -79,6 +81,15 @@ def test_every_request_has_its_line(server: Server) -> None:
 def test_the_pool_is_shown_before_the_first_request() -> None:
     with Server("--kv-blocks", "77") as server:
         server.wait_metric('sluice_kv_blocks{state="free"}', 77)
+
+
+@pytest.mark.parametrize("flag", ["--kv-blocks", "--block-size"])
+def test_a_pool_beyond_all_memory_is_refused_in_a_sentence(flag: str) -> None:
+    command = [sys.executable, "-m", "server", "--port", "0", "--engine", "synthetic", flag, "9" * 14]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert f"engine: {flag} must be at most" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_bare_prompt_takes_its_fields_from_the_address(server: Server) -> None:

@@ -257,7 +257,7 @@ class TestDeadlines:
             assert words(joined(sse.finish().chunks()[:-1])) > 0
             check_error(ndjson.finish(), "expired", "timeout_error")
             assert plain.finish().end == "cut" and words(bytes(plain.finish().body).decode()) > 0
-            assert whole.answer("POST").error(500)["code"] == "expired"
+            assert whole.answer("POST").error(504)["code"] == "expired"
             assert socket.receive_until("error")[-1]["error"]["code"] == "expired"
             check_error(parked.finish(), "expired", "timeout_error")
             check_error(server.ask("GET", f"/v1/streams/{detached}"), "expired", "timeout_error")

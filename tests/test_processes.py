@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -198,6 +200,14 @@ class TestServerKilled:
                 client.read_events(3)
             server.kill()
             until(lambda: not any(map(alive, engines)), "the engine is gone", 5)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a stopped process that its parent died")
+    def test_nor_one_that_is_stopped(self) -> None:
+        with Server() as server:
+            (stopped,) = server.engine_pids
+            os.kill(stopped, signal.SIGSTOP)
+            server.kill()
+            until(lambda: not alive(stopped), "the engine is gone", 5)
 
     def test_a_hanging_engine_does_not_hold_a_drain(self) -> None:
         with Server("--drain-timeout", "0.2", scripts=DEATHS) as server, server.connect() as client:

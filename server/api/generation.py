@@ -21,7 +21,7 @@ from server.api.types import PROMPT_LOGPROBS_MAX, GenerationFields, stop_strings
 from server.chat import ChatError, ChatTemplate, encode_chat
 from server.framing import Framing, Ndjson, Plain, Sse
 from server.http import Call, Headers, Response, Streaming
-from server.outcome import CANCELLED, Outcome
+from server.outcome import CANCELLED, EXPIRED, Outcome
 from server.readers import Collector
 from server.stream import Choice, Grammar, Stream
 from server.table import Busy, Part, StreamTable, TextOptions
@@ -205,6 +205,8 @@ async def collected(call: Call, stream: Stream) -> Response:
         if stream.idempotency is None:
             stream.finish(Outcome(CANCELLED, "the client left"))
         raise
+    if any(choice.prompt_logprobs for choice in stream.choices):  # megabytes of numbers, for which all would wait
+        return await asyncio.get_running_loop().run_in_executor(_encoders, whole, stream)
     return whole(stream)
 
 
@@ -245,19 +247,32 @@ def whole(stream: Stream) -> Response:
     assert end is not None
     if end.success:
         return Response(200, stream.grammar.whole(stream), headers=headers)
-    status = 409 if end.kind == CANCELLED else 503 if end.retriable else 500
+    status = 409 if end.kind == CANCELLED else 503 if end.retriable else 504 if end.kind == EXPIRED else 500
     if status == 503:
         headers += ((b"Retry-After", b"2"),)
     return Response(status, stream.grammar.failure(stream, end), headers=headers)
 
 
 def framing_named(accept: str) -> str | None:
-    """The framing that an Accept header names; the first one, when it names several."""
+    """The framing that an Accept header wants most of those that it names (RFC 9110 12.5.1); the first of equals."""
+    best, most = None, 0.0
     for part in accept.lower().split(","):
-        kind = _BY_MEDIA_TYPE.get(part.partition(";")[0].strip())
-        if kind is not None:
-            return kind
-    return None
+        name, *parameters = [each.strip() for each in part.split(";")]
+        quality = _quality(parameters)
+        if name in _BY_MEDIA_TYPE and quality > most:
+            best, most = _BY_MEDIA_TYPE[name], quality
+    return best
+
+
+def _quality(parameters: list[str]) -> float:
+    """How much a media range is wanted, by its parameters: from 0 to 1; 1 where they say nothing that can be read."""
+    for each in parameters:
+        if each.startswith("q="):
+            try:
+                return min(max(float(each[2:]), 0.0), 1.0)
+            except ValueError:
+                return 1.0
+    return 1.0
 
 
 def _chars(turn: dict[str, Any]) -> int:

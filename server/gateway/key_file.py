@@ -47,6 +47,8 @@ def read_keys(path: str) -> list[Key]:
         raise KeysError(f"--api-keys: {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KeysError(f"{path} is not TOML: {error}") from None
+    if others := document.keys() - {"keys"}:
+        raise KeysError(f"{path}: [{min(others)}] means nothing; each key is a table [keys.NAME]")
     entries = document.get("keys")
     if not isinstance(entries, dict) or not entries:
         raise KeysError(f'{path} names no key; each is a table [keys.NAME] with sha256 = "…"')

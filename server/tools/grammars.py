@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from server.tools.parser import ARGS, LLAMA3, Syntax
 
@@ -27,6 +28,7 @@ _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
 def schema_fault(schema: Mapping[str, Any]) -> str:
     """What no compiler of grammars will say against a schema, as a sentence; "" for nothing."""
     unseen: list[tuple[Any, int]] = [(schema, 1)]
+    left: set[int] = set()
     while unseen:
         value, depth = unseen.pop()
         if depth > SCHEMA_DEPTH_MAX:
@@ -38,9 +40,56 @@ def schema_fault(schema: Mapping[str, Any]) -> str:
             if len(value) > PROPERTIES_MAX:
                 return f"it has more than {PROPERTIES_MAX} properties in one object"
             unseen += [(each, depth + 1) for each in value.values()]
+            if _leads_to_itself(schema, value, left):
+                return "a $ref in it leads to itself, and to nothing else"
         elif isinstance(value, list):
             unseen += [(each, depth + 1) for each in value]
     return ""
+
+
+def _leads_to_itself(root: Mapping[str, Any], start: Mapping[str, Any], left: set[int]) -> bool:
+    """Whether what `start` must satisfy, by its $ref and all of its allOf, comes back to where it was. `left` has the
+    ids of values that were followed to their ends before."""
+    path: list[tuple[int, list[Any]]] = []
+    entered: set[int] = set()
+    ahead = [start]
+    while True:
+        while ahead:
+            value = ahead.pop()
+            if id(value) in entered:
+                return True
+            if isinstance(value, Mapping) and id(value) not in left:
+                path.append((id(value), ahead))
+                entered.add(id(value))
+                ahead = _musts(root, value)
+        if not path:
+            return False
+        done, ahead = path.pop()
+        entered.remove(done)
+        left.add(done)
+
+
+def _musts(root: Mapping[str, Any], value: Mapping[str, Any]) -> list[Any]:
+    both = value.get("allOf")
+    musts = list(both) if isinstance(both, list) else []
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        musts.append(_resolved(root, reference))
+    return musts
+
+
+def _resolved(root: Mapping[str, Any], reference: str) -> Any:
+    """What a JSON pointer (RFC 6901) in a fragment points to; None for nothing, which the compiler will say."""
+    value: Any = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        elif isinstance(value, Mapping):
+            value = value.get(name)
+        else:
+            return None
+    return value
 
 
 @dataclass(frozen=True, slots=True)

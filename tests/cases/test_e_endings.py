@@ -121,9 +121,20 @@ class TestE12Signals:
                 *_, error, done = answer.events()
                 assert (json.loads(error.data)["error"]["code"], done.data) == ("error", "[DONE]")
             assert plain.finish().end in ("cut", "reset")
+            assert queued.answer("POST").error(503)["code"] == "error"
             lines = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
             assert [line["outcome"] for line in lines if line["event"] == "stream"] == ["error"] * 3
             until(lambda: not any(map(alive, engines)), "the engine is gone")
+
+    def test_a_hang_up_ends_nothing(self) -> None:
+        """The signal's default would: log rotation sends it, and so does a terminal that closes."""
+        with Server("--synthetic-step-ms", "5") as server, server.connect() as client:
+            client.request("POST", CHAT, chat("a", stream=True, max_tokens=40))
+            client.begin("POST")
+            client.read_events(3)
+            server.process.send_signal(signal.SIGHUP)
+            assert words(client.finish().text()) == 40
+            assert server.ask("GET", "/ready").status == 200
 
     def test_idle_it_stops_at_once(self) -> None:
         with Server("--drain-timeout", "60") as server, server.connect() as idle, WebSocketClient(server) as socket:

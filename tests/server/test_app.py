@@ -269,6 +269,11 @@ def test_media_types(kind: str, expected: int) -> None:
     assert status(app().refuse(call("POST /v1/completions", f"Content-Type: {kind}"))) == expected
 
 
+@pytest.mark.parametrize(("coding", "expected"), [("gzip", 415), ("Identity", 0), ("br, gzip", 415)])
+def test_codings(coding: str, expected: int) -> None:
+    assert status(app().refuse(call("POST /v1/completions", f"Content-Encoding: {coding}"))) == expected
+
+
 class TestOrigins:
     POLICY = Policy(cors_origins=("https://app.example",))
     UPGRADE = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")

@@ -39,6 +39,7 @@ HASH = "0" * 64
         ("", "names no key"),
         ("[keys]", "names no key"),
         ("keys = 5", "names no key"),
+        ('[keys.a]\nsha256 = "0"\n[key.bob]\n', r"\[key\] means nothing"),
         ("[keys.alice", "is not TOML"),
         ("[keys]\nalice = 5", r"\[keys.alice\] is not a table"),
         ("[keys.alice]", "sha256 must be 64"),
