@@ -203,6 +203,15 @@ class TestCalls:
             c.function.arguments for c in choice.message.tool_calls or ()
         ]
 
+    @pytest.mark.parametrize("tokens", [1, 3, 5, 8, 12, 20])
+    def test_required_and_cut_is_never_text(self, client: OpenAI, tokens: int) -> None:
+        """Of what must become a call there is nothing to say before it has a name."""
+        asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "tool_choice": "required"}
+        choice = client.chat.completions.create(**asked, max_tokens=tokens, seed=1).choices[0]
+        assert (choice.message.content or "", choice.finish_reason) == ("", "length")
+        with client.chat.completions.create(**asked, max_tokens=tokens, seed=1, stream=True) as stream:
+            assert not any(chunk.choices[0].delta.content for chunk in stream if chunk.choices)
+
     @pytest.mark.parametrize("name", ["add", "get_weather", "now"])
     def test_named(self, client: OpenAI, name: str) -> None:
         chosen: Any = {"type": "function", "function": {"name": name}}

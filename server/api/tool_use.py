@@ -55,4 +55,4 @@ def call_format(model: Model, use: ToolUse | None) -> CallFormat | None:
         raise invalid("tools", message, "unsupported_parameter")
     known = frozenset(tool.name for tool in use.tools)
     marker_ids = frozenset(markers(model.syntax, model.tokenizer).values())
-    return CallFormat(model.syntax, known, None if use.parallel else 1, marker_ids)
+    return CallFormat(model.syntax, known, None if use.parallel else 1, marker_ids, use.mode == REQUIRED)

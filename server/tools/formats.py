@@ -45,11 +45,18 @@ class CallFormat:
     known: frozenset[str]
     calls_max: int | None = None
     marker_ids: frozenset[int] = frozenset()  # special ids that the parser must see, though they are no text elsewhere
+    required: bool = False  # the engine lets nothing but calls come
 
     def parser(self) -> ToolParser:
         """For one choice."""
         syntax = self.syntax
-        return ToolParser(syntax, known=self.known, new_id=lambda: new_call_id(syntax), calls_max=self.calls_max)
+        return ToolParser(
+            syntax,
+            known=self.known,
+            new_id=lambda: new_call_id(syntax),
+            calls_max=self.calls_max,
+            required=self.required,
+        )
 
 
 def markers(syntax: Syntax, tokenizer: Tokenizer) -> dict[str, int]:

@@ -51,18 +51,27 @@ _NO_NAME = frozenset('[]{}"<>,;: ')
 
 class ToolParser:
     """One choice's. `known` names the functions that there are: a call of another that no marker precedes is text.
-    `new_id` makes the calls' ids. Behind `calls_max` calls the answer is `full`: what follows is not looked at."""
+    `new_id` makes the calls' ids. Behind `calls_max` calls the answer is `full`: what follows is not looked at.
+    `required`: a grammar lets nothing but calls come."""
 
     __slots__ = ("_arguments", "_at_start", "_behind_call", "_closing", "_held", "_known", "_list", "_marked", "_max",
-                 "_name_at", "_new_id", "_out", "_reader", "_state", "_syntax", "calls", "full")  # fmt: skip
+                 "_name_at", "_new_id", "_out", "_reader", "_required", "_state", "_syntax", "calls",
+                 "full")  # fmt: skip
 
     def __init__(
-        self, syntax: Syntax, *, known: Collection[str], new_id: Callable[[], str], calls_max: int | None = None
+        self,
+        syntax: Syntax,
+        *,
+        known: Collection[str],
+        new_id: Callable[[], str],
+        calls_max: int | None = None,
+        required: bool = False,
     ) -> None:
         self._syntax = syntax
         self._known = known
         self._new_id = new_id
         self._max = calls_max
+        self._required = required
         self._state = TEXT
         self._at_start = True  # only white space came so far
         self._behind_call = False  # likewise, since the last call
@@ -98,13 +107,14 @@ class ToolParser:
 
     def finish(self, *, cut: bool) -> list[Piece]:
         """What was held, at the end of the answer. `cut`: it isn't the model that ended it; then a call that had not
-        begun and is marked as one is left out."""
+        begun is left out, if it is marked as one or nothing but calls could come."""
         held, reader = self._held, self._reader
         begun = self._state in (BEHIND, CLOSE) or (self._state == TEXT and self._behind_call and not held.strip(_SPACE))
         if reader is not None:
             begun = reader.begun
             held += reader.give_up()
         unbegun = self._state != TEXT and ((cut and self._marked) or (self._list == "in" and self._behind_call))
+        unbegun = unbegun or (cut and self._required)
         if not (begun or unbegun or self.full):
             add_text(self._out, held)
         self._state, self._held, self._reader = TEXT, "", None
