@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Control frames and a WebSocket's replies that the client doesn't read; above it, it isn't read either.
 UNREAD_REPLIES_BYTES_MAX = 64 * 1024
+# Data that waits for a turn of the loop to end: a copy of so much costs less than a write.
+TOGETHER_BYTES_MAX = 16 * 1024
 
 
 class Http2Connection:
@@ -43,6 +45,8 @@ class Http2Connection:
         self._collecting: dict[int, Http2Stream] = {}  # their bodies are coming, the oldest first
         self._body_bytes = 0  # of all of them
         self._refused: list[Http2Stream] = []  # to be answered once all that came is read
+        self._outgoing: list[bytes] = []  # to leave in one write
+        self._outgoing_bytes = 0
         self._turns_wanted = self._behind = False
         self._draining = False
         self._leaving = False  # close once the last stream has ended
@@ -101,6 +105,8 @@ class Http2Connection:
     def lost(self) -> None:
         """The connection is gone, or can't be used any more."""
         self._alarm.close()
+        self._outgoing.clear()
+        self._outgoing_bytes = 0
         streams, self._streams = self._streams, {}
         self._collecting.clear()
         for stream in streams.values():
@@ -245,8 +251,26 @@ class Http2Connection:
     # Writing
 
     def flush(self) -> None:
-        """Write what the protocol has to say."""
+        """Write what the protocol has to say, behind what waits to be written."""
         if data := self._http2.take_outgoing():
+            self._outgoing.append(data)
+        self._write_out()
+
+    def write(self, data: bytes) -> None:
+        """Data of a stream. That of one turn of the loop leaves together: an engine's step has a token for each of many
+        streams, and a write of its own would be most of what one costs."""
+        if not self._outgoing:
+            self.loop.call_soon(self._write_out)
+        self._outgoing.append(data)
+        self._outgoing_bytes += len(data)
+        if self._outgoing_bytes >= TOGETHER_BYTES_MAX:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        if self._outgoing:
+            data = b"".join(self._outgoing)
+            self._outgoing.clear()
+            self._outgoing_bytes = 0
             self.transport.write(data)
 
     def _on_window(self, number: int) -> None:

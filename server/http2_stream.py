@@ -45,7 +45,7 @@ class Http2Stream:
 
     __slots__ = (
         "_alarm", "_connection", "_ending", "_http2", "_left", "_over", "_progress_at", "_reader", "_rest", "_sending",
-        "_transport", "answered", "body", "call", "id", "refusal", "task", "websocket",
+        "answered", "body", "call", "id", "refusal", "task", "websocket",
     )  # fmt: skip
 
     def __init__(self, connection: Http2Connection, http2: Http2, stream: int, call: Call | None) -> None:
@@ -58,7 +58,6 @@ class Http2Stream:
         self.answered = False  # all of the answer was sent; the request's end is still to come
         self._connection = connection
         self._http2 = http2
-        self._transport = connection.transport
         self._reader: ClientReader | None = None
         self._rest: bytes | memoryview = b""
         self._ending = Ending.NOT_YET
@@ -151,7 +150,7 @@ class Http2Stream:
         if self._rest:  # frames of a WebSocket, which answers what its client sent; a reader would have waited
             self._rest = bytes(self._rest) + data
         elif len(data) <= self._http2.room(self.id):
-            self._transport.write(self._http2.data(self.id, data))
+            self._connection.write(self._http2.data(self.id, data))
             self._sent(len(data))
         else:
             self._rest = memoryview(data)
@@ -160,7 +159,7 @@ class Http2Stream:
     def _send_rest(self) -> None:
         while self._rest and self._left > 0 and self._connection.writable and (room := self._http2.room(self.id)):
             piece, self._rest = self._rest[:room], self._rest[room:]
-            self._transport.write(self._http2.data(self.id, piece))
+            self._connection.write(self._http2.data(self.id, piece))
             self._sent(len(piece))
         if self._rest:
             return
