@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
 from typing import Any
+
+from wsproto.utilities import LocalProtocolError
 
 from tests.faults.ledger import Attendance, Cut, Ledger
 from tests.faults.plan import SMALL_BUFFER_BYTES, TO_THE_END, Ask, Visit
@@ -61,6 +64,9 @@ class SocketPlayer:
                 self._asked.add(message["id"])
                 socket.send_json(**message)
             self._read(socket)
+        except BaseException:
+            socket.socket.close()
+            raise
         finally:
             for ledger, attendance in self._attendances:
                 ledger.attended.append((attendance.began_at, attendance.sure_until or time.monotonic()))
@@ -133,7 +139,9 @@ class SocketPlayer:
         self._stage.count("cancelled")
         id_ = min(self._open)
         self._ledgers[id_].cancelled = True
-        socket.send_json(type="cancel", id=id_)
+        # The server may have closed meanwhile, for a late pong say; what is read next tells how.
+        with contextlib.suppress(LocalProtocolError, BrokenPipeError, ConnectionResetError):
+            socket.send_json(type="cancel", id=id_)
 
     def _take(self, message: dict[str, Any]) -> None:
         kind, id_ = message["type"], message["id"]
