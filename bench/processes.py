@@ -64,7 +64,7 @@ def engine(step_ms: float, script: dict[str, Any] | None = None) -> Iterator[tup
         url = f"unix:{folder}/engine.sock"
         command = [*on_core(ENGINE_CORE), sys.executable, "-m", "engine", "--listen", url, *flags]
         with started(command, REPOSITORY) as process:
-            _ready_line(process)
+            ready_line(process)
             yield url, process.pid
 
 
@@ -85,10 +85,11 @@ def server(attached: tuple[str, int], *flags: str, runner: Sequence[str] = ()) -
         *flags,
     ]
     with started(command, REPOSITORY) as process:
-        yield Ours(int(_ready_line(process).rpartition(":")[2]), process.pid, engine_pid)
+        yield Ours(int(ready_line(process).rpartition(":")[2]), process.pid, engine_pid)
 
 
-def _ready_line(process: subprocess.Popen[bytes]) -> str:
+def ready_line(process: subprocess.Popen[bytes]) -> str:
+    """What it says when it is ready."""
     assert process.stdout is not None
     line = process.stdout.readline().decode().strip()
     if not line:

@@ -15,21 +15,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import re
 import selectors
 import socket
 import statistics
-import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from bench.machine import REPOSITORY, describe, spread
+from bench.processes import ready_line, resident_bytes, started
+
 STEP_MS = 20
 # A client that stalls has a small receive buffer, as a phone's would be full: the kernel holds twice this.
 STALLED_RECEIVE_BUFFER = 4096
@@ -110,16 +108,8 @@ def _ask(port: int, content: str, *, receive_buffer: int | None = None) -> socke
 def _server() -> Iterator[tuple[int, int]]:
     """A server; its port and process id."""
     flags = ["--port", "0", "--engine", "synthetic", "--synthetic-step-ms", str(STEP_MS), "--drain-timeout", "0"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "server", *flags], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout is not None
-        found = re.search(rb":(\d+)\s*$", process.stdout.readline())
-        assert found, "no ready line"
-        try:
-            yield int(found[1]), process.pid
-        finally:
-            process.kill()
+    with started([sys.executable, "-m", "server", *flags], REPOSITORY) as process:
+        yield int(ready_line(process).rpartition(":")[2]), process.pid
 
 
 def _metric(port: int, series: str) -> float:
@@ -128,10 +118,6 @@ def _metric(port: int, series: str) -> float:
             if line.startswith(f"{series} "):
                 return float(line.rpartition(" ")[2])
     raise LookupError(series)
-
-
-def _resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def play(count: int, seconds: float, *, stalled: bool) -> Round:
@@ -144,7 +130,7 @@ def play(count: int, seconds: float, *, stalled: bool) -> Round:
             stalled_bytes = made_each = 0.0
             if stalled:
                 before, made = (
-                    _resident_bytes(pid),
+                    resident_bytes(pid),
                     _metric(port, "sluice_generated_tokens_total") - sum(readers.tokens),
                 )
                 quiet = _growth_of_readers(readers, pid, 1.0)
@@ -153,7 +139,7 @@ def play(count: int, seconds: float, *, stalled: bool) -> Round:
                 while _metric(port, 'sluice_streams{state="parked"}') < count:
                     readers.read(0.5)
                     assert time.perf_counter() - began < SETTLE_S_MAX, "the stalled streams don't park"
-                grown = _resident_bytes(pid) - before - quiet * (time.perf_counter() - began + 1.0)
+                grown = resident_bytes(pid) - before - quiet * (time.perf_counter() - began + 1.0)
                 stalled_bytes = grown / count
                 now = _metric(port, "sluice_generated_tokens_total") - sum(readers.tokens)
                 made_each = (now - made) / count
@@ -169,9 +155,9 @@ def play(count: int, seconds: float, *, stalled: bool) -> Round:
 
 def _growth_of_readers(readers: Readers, pid: int, seconds: float) -> float:
     """Bytes a second by which the server grows for those that are read: their logs."""
-    before = _resident_bytes(pid)
+    before = resident_bytes(pid)
     readers.read(seconds)
-    return (_resident_bytes(pid) - before) / seconds
+    return (resident_bytes(pid) - before) / seconds
 
 
 def _measure(readers: Readers, seconds: float, stalled_bytes: float, made_each: float) -> Round:
@@ -189,11 +175,8 @@ def _measure(readers: Readers, seconds: float, stalled_bytes: float, made_each: 
 
 
 def _row(name: str, alone: list[float], beside: list[float]) -> str:
-    def shown(values: list[float]) -> str:
-        return f"{statistics.median(values):8.2f} ({min(values):.2f} to {max(values):.2f})"
-
     ratio = statistics.median(beside) / statistics.median(alone)
-    return f"{name:12} {shown(alone):>30} {shown(beside):>30} {ratio:8.3f}"
+    return f"{name:12} {spread(alone, 2):>30} {spread(beside, 2):>30} {ratio:8.3f}"
 
 
 def main(argv: list[str]) -> int:
@@ -213,7 +196,7 @@ def main(argv: list[str]) -> int:
         beside.append(play(options.streams, options.seconds, stalled=True))
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {STEP_MS} ms a step")
+    print(f"{describe()}, {STEP_MS} ms a step")
     print(f"load before and behind: {load:.1f}, {os.getloadavg()[0]:.1f} (this run's own is in the second)")
     print(f"{options.rounds} rounds of {options.seconds:g} s; median (least to most)\n")
     print(f"{'ms':12} {f'{options.streams} alone':>30} {f'beside {options.streams} stalled':>30} {'ratio':>8}")

@@ -154,6 +154,11 @@ class Choice:
     logprobs: list[tuple[int, Logprob]] | None = None  # likewise
     prompt_logprobs: list[Logprob] | None = None  # of its prompt's ids from the second on; None: not told
 
+    def allow(self, total: int, window: int) -> None:
+        """Let it reach `total` generated tokens. It needs its next credit when half a window of that is left."""
+        self.credit = total
+        self.due = total - window // 2
+
     def push(self, token: int, logprob: Logprob | None) -> bool:
         """Append a token to the log. True when a stop string was completed."""
         self.generated.append(token)
@@ -194,10 +199,7 @@ class Choice:
             return
         event = text_event(self.index, text)
         stream = self.stream
-        if logprob is not None:
-            data = stream.grammar.with_logprobs(self, event.text, logprob)
-            event = event._replace(data=data, name=stream.grammar.frames[self.index].name)
-        stream.append(event)
+        stream.append(event if logprob is None else self._with_logprobs(event, logprob))
         if self.shown is not None:
             self.shown.append(text)
 
@@ -208,15 +210,18 @@ class Choice:
         if logprob is not None:
             first = pieces[0] if pieces else None
             text = first.text if isinstance(first, TextPiece) else ""
-            event = text_event(self.index, text)
-            data = stream.grammar.with_logprobs(self, event.text, logprob)
-            stream.append(event._replace(data=data, name=stream.grammar.frames[self.index].name))
+            stream.append(self._with_logprobs(text_event(self.index, text), logprob))
             if text:
                 self._keep(pieces.pop(0))
         for piece in pieces:
             for event in stream.grammar.pieces(self, piece):
                 stream.append(event)
             self._keep(piece)
+
+    def _with_logprobs(self, event: Event, logprob: Logprob) -> Event:
+        grammar = self.stream.grammar
+        data = grammar.with_logprobs(self, event.text, logprob)
+        return event._replace(data=data, name=grammar.frames[self.index].name)
 
     def _keep(self, piece: Piece) -> None:
         if self.shown is None:

@@ -175,11 +175,10 @@ class StreamTable:
                 sampling=part.sampling,
                 text=self._text_of(part, text),
                 parser=part.calls.parser() if part.calls else None,
-                credit=self.limits.credit_window,
-                due=self.limits.credit_window - self.limits.credit_window // 2,
                 shown=[] if collect else None,
                 logprobs=[] if collect else None,
             )
+            choice.allow(self.limits.credit_window, self.limits.credit_window)
             stream.choices.append(choice)
             self._submit(choice)
         self._metrics.started[grammar.api] += 1
@@ -368,8 +367,7 @@ class StreamTable:
 
     def grant(self, choice: Choice, total: int) -> None:
         """Let a sequence reach `total` generated tokens."""
-        choice.credit = total
-        choice.due = total - self.limits.credit_window // 2
+        choice.allow(total, self.limits.credit_window)
         if choice.sequence_id in self._choices:
             self.engine.credit(choice.sequence_id, total)
 

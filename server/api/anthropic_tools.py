@@ -7,7 +7,7 @@ import re
 from server.api.anthropic_types import CountTokensRequest, ToolParam
 from server.api.errors import invalid
 from server.api.structure import JsonForm
-from server.api.tool_use import AUTO, REQUIRED, TOOLS_MAX, Tool, ToolUse
+from server.api.tool_use import AUTO, REQUIRED, Tool, ToolUse, read_tools
 
 _name = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 # Of each field of a tool that is refused, the values that mean "off", beside null.
@@ -16,14 +16,9 @@ _OFF = {"defer_loading": (False,), "input_examples": ([],), "allowed_callers": (
 
 def tool_use(request: CountTokensRequest) -> ToolUse | None:
     """How the answer may call tools; None when it can't. Raises ApiError."""
-    given, choice = request.tools or [], request.tool_choice
-    if len(given) > TOOLS_MAX:
-        raise invalid("tools", f"tools holds {len(given)}; at most {TOOLS_MAX} are allowed")
-    tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(given)]
+    choice = request.tool_choice
+    tools = read_tools(request.tools or [], _tool, inside="", kind="tools")
     names = [tool.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise invalid(f"tools.{index}.name", f"there are two tools named {name!r}")
     kind = choice.type if choice else "auto"
     if choice and (choice.name is not None) != (kind == "tool"):
         raise invalid("tool_choice.name", "a name goes with the type 'tool', and only with that")

@@ -9,7 +9,7 @@ import msgspec
 
 from server.api.errors import invalid
 from server.api.structure import JsonForm
-from server.api.tool_use import AUTO, REQUIRED, TOOLS_MAX, Tool, ToolUse
+from server.api.tool_use import AUTO, REQUIRED, Tool, ToolUse, read_tools
 from server.api.types import ChatRequest, ContentPart, Message, MessageToolCall, ToolDefinition
 from server.tools.grammars import ANY_OBJECT
 
@@ -58,14 +58,7 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
 
 def tools_of(given: list[ToolDefinition]) -> list[Tool]:
     """The tools that there are. Raises ApiError."""
-    if len(given) > TOOLS_MAX:
-        raise invalid("tools", f"tools holds {len(given)}; at most {TOOLS_MAX} are allowed")
-    tools = [_tool(tool, f"tools.{i}.function") for i, tool in enumerate(given)]
-    names = [tool.name for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise invalid(f"tools.{i}.function.name", f"there are two functions named {name!r}")
-    return tools
+    return read_tools(given, _tool, inside=".function", kind="functions")
 
 
 def json_form(request: ChatRequest) -> JsonForm | None:

@@ -3,8 +3,9 @@ what of that the prompt, the text's parser and the engine need."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from server.api.errors import invalid
 from server.api.generation import Model
@@ -13,6 +14,8 @@ from server.tools.formats import CallFormat, markers
 # Each is some lines of the prompt; OpenAI allows as many.
 TOOLS_MAX = 128
 AUTO, REQUIRED = "auto", "required"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,19 @@ class ToolUse:
     def shown(self) -> list[dict[str, Any]]:
         """The tools as chat templates take them."""
         return [tool.shown for tool in self.tools]
+
+
+def read_tools(given: Sequence[T], read: Callable[[T, str], Tool], *, inside: str, kind: str) -> list[Tool]:
+    """The tools that a request gives, each by `read(tool, path)`. `inside`: where in each one its name stands; `kind`:
+    what its API calls them. Raises ApiError."""
+    if len(given) > TOOLS_MAX:
+        raise invalid("tools", f"tools holds {len(given)}; at most {TOOLS_MAX} are allowed")
+    tools = [read(tool, f"tools.{index}{inside}") for index, tool in enumerate(given)]
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise invalid(f"tools.{index}{inside}.name", f"there are two {kind} named {name!r}")
+    return tools
 
 
 def call_format(model: Model, use: ToolUse | None) -> CallFormat | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,39 +14,13 @@ from hypothesis import strategies as st
 
 from engine.attention import StepBatch
 from engine.attention.cpu import _TILE_TOKENS, CPUAttention, _Group, _Single
-from engine.models.config import ModelConfig, Rope
+from tests.engine.conftest import ATTENTION
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=10,
-    hidden_size=1,
-    intermediate_size=1,
-    layers=2,
-    heads=6,
-    kv_heads=2,
-    head_dim=8,
-    rotary_dim=8,
-    rms_norm_eps=1e-5,
-    context_tokens_max=10**6,
-    rope=Rope(),
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    tied_embeddings=False,
-    windows=(0, 0),
-)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONFIG = ATTENTION
 STATM = Path("/proc/self/statm")
 HEADS, KV_HEADS, DIM = CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other over tiny products take most of the time where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Cache:

@@ -3,7 +3,6 @@ model says the same through it, token for token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,44 +18,19 @@ from engine.attention.cuda import CUDAAttention, CUDAPointwise
 from engine.block_pool import BlockPool
 from engine.core import Core
 from engine.model_runner import ModelRunner
-from engine.models.config import ModelConfig, ModelError, Rope
+from engine.models.config import ModelError
 from engine.models.pointwise import Pointwise, TorchPointwise
 from engine.scheduler import Scheduler
 from engine.wire import Sampling, Step, Submit
 from tests.cuda_on_cpu.emulator import Emulated
+from tests.engine.conftest import ATTENTION
 from tests.support import checkpoints
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCK = 16
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=10,
-    hidden_size=1,
-    intermediate_size=1,
-    layers=2,
-    heads=6,
-    kv_heads=2,
-    head_dim=32,
-    rotary_dim=32,
-    rms_norm_eps=1e-5,
-    context_tokens_max=10**6,
-    rope=Rope(),
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    tied_embeddings=False,
-    windows=(0, 21),
-)
+CONFIG = replace(ATTENTION, head_dim=32, rotary_dim=32, windows=(0, 21))
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """See test_attention_cpu.py."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def pair(dtype: torch.dtype) -> list[tuple[Attention, Pointwise]]:

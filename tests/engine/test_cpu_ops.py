@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,8 @@ from engine.cpu_ops.build import BuildError, build
 from engine.models.config import Rope
 from engine.models.rotary import Rotary
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -31,14 +32,6 @@ COMPILES = pytest.mark.timeout(400)  # the compiler takes 15 s, with sanitizers 
 seeds = st.integers(0, 10**6)
 levels = st.sampled_from(sorted(LEVELS))
 dtypes = st.sampled_from(sorted(TOLERANCES, key=str))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

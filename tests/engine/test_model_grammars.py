@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
-import torch
 
 from engine.block_pool import BlockPool
 from engine.constraints import Grammars
@@ -23,20 +21,13 @@ from tests.support import checkpoints
 from tests.support.schemas import SCHEMAS
 from tests.support.serving import until
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCKS, BLOCK = 96, 16  # a third of what all need at once: they lose their blocks to each other
 SEEDS = 4
 TOKENS_MAX = 160
 # Random weights close a string in one of 256 cases; so that most answers end, what closes is more likely.
 CLOSING = tuple((byte, 6.0) for byte in b'"}]')
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """See test_model_runner.py."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

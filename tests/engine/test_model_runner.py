@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from engine.model_runner import ModelError, ModelRunner
 from engine.wire import Sampling
 from tests.support import checkpoints
 from tests.support.stepping import Stepper
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 GREEDY_TOKENS = 64
 LOGIT_TOLERANCE = 1e-3
@@ -45,15 +46,6 @@ TEXTS = [
     "1, 1, 2, 3, 5, 8,",
     "a",
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other over tiny products take most of the time where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def load(path: Path | str, **options: Any) -> ModelRunner:

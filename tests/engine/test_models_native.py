@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +14,9 @@ from engine.wire import Sampling
 from tests.support import checkpoints
 from tests.support.stepping import Stepper
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = list(b"The capital of France")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """See test_model_runner.py."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def load(path: Path, dtype: str, **options: bool) -> ModelRunner:

@@ -3,8 +3,6 @@ row's result never depends on the rows beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import gguf
 import numpy as np
 import pytest
@@ -17,6 +15,8 @@ from engine.cpu_ops import LEVELS, Library
 from engine.cpu_ops.decoder import look_up, multiply
 from engine.cpu_ops.packing import BLOCK, FORMATS, SPAN, Blocks, Packed, pack, pack_blocks
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 HEADS = {"q8_0": 2, "q4_0": 2, "q4_1": 4}  # bytes of a block before its values
 FLOATS = ("float32", "bfloat16")
 
@@ -24,14 +24,6 @@ seeds = st.integers(0, 10**6)
 levels = st.sampled_from(sorted(LEVELS))
 formats = st.sampled_from(sorted(FORMATS))
 rows_of_a_batch = st.sampled_from([1, 2, 3, 6, 7, 8, 31, 32, 33, 100])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

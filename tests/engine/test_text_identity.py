@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from engine.block_pool import BlockPool
 from engine.core import Core
@@ -20,6 +18,8 @@ from engine.scheduler import Scheduler
 from engine.wire import Credit, Sampling, Step, Submit
 from tests.support import checkpoints
 from tests.support.serving import until
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BLOCK = 8
 PROMPT, NEW = 40, 40
@@ -45,15 +45,6 @@ SAMPLINGS = {
     ),
     "seeded, a grammar": Sampling(NEW, temperature=1.0, seed=8, grammar="start: /([a-z]{3} |[0-9]+\\n){100}/"),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """See test_model_runner.py."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=["llama float32", "mistral float32", "mistral bfloat16", "llama int8"])
