@@ -1,9 +1,10 @@
 """`python -m bench.sampled FILE -m MODULE …`: a module, with a look at what it is doing after every few ms of its CPU.
 
 SIGUSR2 begins, and again ends and writes FILE: JSON of [file, line, function, samples]. A sample belongs to the Python
-function that runs, or that called the compiled code which does: the handler runs when that returns. What has no name or no
-file, a comprehension, a named tuple's constructor or the interpreter's frozen modules (`abc`), counts in the function that
-called it. It costs next to nothing, so nothing is distorted, as it is by cProfile; and it counts CPU time, so it doesn't matter who else runs.
+function that runs, or that called the compiled code which does: the handler runs when that returns. What has no name or
+no file (a comprehension, a named tuple's constructor, the interpreter's frozen modules) counts in the function that
+called it. It costs next to nothing, so nothing is distorted, as it is by cProfile; and it counts CPU time, so it
+doesn't matter who else runs.
 """
 
 import json
@@ -12,7 +13,7 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 INTERVAL_S = 0.001  # the kernel rounds it up to its tick
 path, _, module, *_ = sys.argv[1:]
@@ -20,11 +21,13 @@ seen: Counter[tuple[str, int, str]] = Counter()
 running = False
 
 
+def _is_nameless(code: CodeType) -> bool:
+    return "<" in (code.co_name[0], code.co_filename[0])
+
+
 def look(_: int, frame: FrameType | None) -> None:
     """One sample."""
-    while (
-        frame is not None and frame.f_back is not None and "<" in (frame.f_code.co_name[0], frame.f_code.co_filename[0])
-    ):
+    while frame is not None and frame.f_back is not None and _is_nameless(frame.f_code):
         frame = frame.f_back
     if frame is not None:
         code = frame.f_code
