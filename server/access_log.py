@@ -1,8 +1,8 @@
 """One line for each request, on stderr: what was asked, and how it really ended.
 
 A request that became a stream has its line when the stream ends, with the outcome and the counts. Others have theirs
-when they are answered. Probes (health, readiness, metrics) write none: they would be most of the log. No line holds a
-prompt, a text, a key or a query.
+when they are answered. Probes (health, readiness, metrics, status) write none: they would be most of the log. No line
+holds a prompt, a text, a key or a query.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from server.stream import Stream
 
 # In place of a status, as nginx has it: the client left before there was an answer.
 CLIENT_LEFT = 499
-_QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
+_QUIET_PATHS = frozenset(("/health", "/ready", "/metrics", "/status"))
 # What a client chose is shown up to here.
 SHOWN_CHARS_MAX = 200
 

@@ -160,6 +160,9 @@ class App:
         async def get_metrics(call: Call, _: str) -> Response:
             return operations.metrics(metrics)
 
+        async def get_status(call: Call, _: str) -> Response:
+            return operations.status(generation, metrics, names_keys=self._policy.metrics_access != "open")
+
         async def need_upgrade(call: Call, _: str) -> Response:
             headers = ((b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))  # RFC 9110 7.8 wants both
             raise ApiError(426, "this route speaks WebSocket", headers=headers)
@@ -185,6 +188,7 @@ class App:
             Route("/health", {"GET": get_health}, open=True),
             Route("/ready", {"GET": get_ready}, open=True),
             Route("/metrics", {"GET": get_metrics}, open=True),
+            Route("/status", {"GET": get_status}, open=True),
             Route("/openapi.json", {"GET": get_openapi}),
         ]
 
@@ -297,7 +301,7 @@ class App:
                 raise ApiError(
                     415, f"the body must not be encoded, but it is {coding[:100]!r}", code="unsupported_media"
                 )
-        if route.path == "/metrics":
+        if route.path in ("/metrics", "/status"):
             self._check_metrics_access(call)
         if route.generates and not self._comes_back(call):
             if self.draining:

@@ -313,7 +313,9 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
         help="proxies whose X-Forwarded-For says who asks: addresses and networks, with commas; *: all",
     )
     group.add_argument("--insecure", action="store_true", help="bind other addresses without keys all the same")
-    group.add_argument("--metrics-access", default="loopback", choices=("open", "key", "loopback"), help="for /metrics")
+    group.add_argument(
+        "--metrics-access", default="loopback", choices=("open", "key", "loopback"), help="for /metrics, /status"
+    )
     group.add_argument(
         "--cors-origin", action="append", default=[], metavar="ORIGIN", help="may repeat; WebSockets too"
     )

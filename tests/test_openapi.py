@@ -145,6 +145,7 @@ def test_other_routes_answer_as_it_says(server: Server, document: Any) -> None:
         ("GET", "/health", "/health", []),
         ("GET", "/ready", "/ready", []),
         ("GET", "/metrics", "/metrics", []),
+        ("GET", "/status", "/status", []),
         ("GET", "/openapi.json", "/openapi.json", []),
         ("GET", "/v1/responses/{id}", f"/v1/responses/{name}", []),
         ("GET", "/v1/responses/{id}", f"/v1/responses/{name}?stream=true&starting_after=2", []),

@@ -311,3 +311,78 @@ class Status(Answer):
     """Of the process, or of its engine."""
 
     status: str
+
+
+# What `/status` shows: everything is of this moment, but for counters, which say so.
+
+
+class EngineNow(Answer):
+    """The engine, or all of them together. `restarts` and `preemptions` count from the start."""
+
+    up: bool
+    restarts: int
+    preemptions: int
+    running_max: int  # sequences in one step
+
+
+class StreamsNow(Answer):
+    """Streams that have not ended, by state."""
+
+    queued: int
+    running: int
+    parked: int
+    detached: int
+
+
+class TokensNow(Answer):
+    """`waiting` are to be computed, `running` hold blocks, `capacity` is what the pool holds; `generated` counts."""
+
+    waiting: int
+    running: int
+    capacity: int
+    generated: int
+
+
+class ConnectionsNow(Answer):
+    """Open connections by protocol."""
+
+    http1: int
+    http2: int
+    websocket: int
+
+
+class BlocksNow(Answer):
+    """The KV pool's blocks, of `tokens_each`."""
+
+    used: int
+    cached: int
+    free: int
+    tokens_each: int
+
+
+class StreamNow(Answer):
+    """A stream that has not ended: the beginning of its id, and what the access log will say of it. `key` is empty
+    without keys, and where anyone may read this."""
+
+    stream: str
+    request_id: str
+    api: str
+    key: str
+    state: str  # as in StreamsNow
+    readers: int
+    prompt_tokens: int
+    completion_tokens: int
+    age_s: float
+    ttft_s: float | None
+
+
+class ServerNow(Answer):
+    """`shown` has the streams that have run longest, 256 at most."""
+
+    model: str
+    engine: EngineNow
+    streams: StreamsNow
+    tokens: TokensNow
+    kv_blocks: BlocksNow
+    connections: ConnectionsNow
+    shown: list[StreamNow]

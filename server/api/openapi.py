@@ -182,6 +182,7 @@ ROUTES: dict[str, dict[str, Operation]] = {
     "/health": {"GET": Operation("Whether the process answers.", answer=answers.Status)},
     "/ready": {"GET": Operation("Whether new generations are taken.", answer=answers.Status)},
     "/metrics": {"GET": Operation("Prometheus metrics.", answer=str, media_type=PLAIN)},
+    "/status": {"GET": Operation("Streams, engine and KV pool at this moment.", answer=answers.ServerNow)},
     "/openapi.json": {"GET": Operation("This document.", answer=dict[str, Any])},
 }
 

@@ -1,14 +1,15 @@
-"""/v1/models, /health, /ready and /metrics."""
+"""/v1/models, /health, /ready, /metrics and /status."""
 
 from __future__ import annotations
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from server.api.errors import ApiError
-from server.api.generation import Model
+from server.api.generation import Generation, Model
 from server.gateway.access_tokens import AccessTokens
 from server.http import Response, json_response
 from server.metrics import Metrics
+from server.status import server_now
 
 _UNCACHED = ((b"Cache-Control", b"no-store"),)
 
@@ -47,6 +48,13 @@ def ready(*, engine: bool, draining: bool) -> Response:
 def metrics(counts: Metrics) -> Response:
     """GET /metrics."""
     return Response(200, counts.render(), CONTENT_TYPE_PLAIN_0_0_4.encode())
+
+
+def status(generation: Generation, counts: Metrics, *, names_keys: bool) -> Response:
+    """GET /status."""
+    assert counts.live is not None
+    now = server_now(generation.table, counts, counts.live(), generation.model.name, names_keys=names_keys)
+    return json_response(now, headers=_UNCACHED)
 
 
 def _card(model: Model) -> dict[str, object]:

@@ -26,6 +26,9 @@ KEYS_FILE = """
 sha256 = "1ec1c26b50d5d3c58d9583181af8076655fe00756bf7285940ba3670f99fcba0"
 """
 
+# What answers without a key. A route that comes to this list was opened on purpose.
+OPEN = ("/health", "/ready", "/metrics", "/status")
+
 
 class Unused:
     """A generation that no test here begins."""
@@ -129,7 +132,7 @@ class TestKeys:
             assert status(program.refuse(asked)) == expected
             assert asked.key == "alice"
 
-    @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+    @pytest.mark.parametrize("path", OPEN)
     def test_probes_are_open(self, keys: Keys, path: str) -> None:
         assert status(app(keys=keys).refuse(call(f"GET {path}"))) == 0
 
@@ -146,8 +149,8 @@ class TestKeys:
                 elif method == "OPTIONS":
                     assert answer.status == 204 and not answer.body
                 else:
-                    assert answer.status == (405 if path in ("/health", "/ready", "/metrics") else 401), (method, path)
-        assert answered == {(m, p) for m in ("GET", "HEAD") for p in ("/health", "/ready", "/metrics")}
+                    assert answer.status == (405 if path in OPEN else 401), (method, path)
+        assert answered == {(m, p) for m in ("GET", "HEAD") for p in OPEN}
 
     @pytest.mark.parametrize(
         "path",
@@ -224,11 +227,12 @@ class TestKeys:
         ("open", "192.0.2.7", (), 0),
     ],
 )
+@pytest.mark.parametrize("path", ["/metrics", "/status"])
 def test_who_may_read_metrics(
-    keys: Keys, access: MetricsAccess, client: str, fields: tuple[str, ...], expected: int
+    keys: Keys, path: str, access: MetricsAccess, client: str, fields: tuple[str, ...], expected: int
 ) -> None:
     program = app(Policy(metrics_access=access), keys=keys)
-    assert status(program.refuse(call("GET /metrics", *fields, client=client))) == expected
+    assert status(program.refuse(call(f"GET {path}", *fields, client=client))) == expected
 
 
 @pytest.mark.parametrize(
