@@ -239,6 +239,7 @@ def test_large_bodies_pass(proxy: Proxy) -> None:
 
 
 @behind_deployed
-def test_metrics_stay_inside(server: Server, proxy: Proxy) -> None:
-    assert proxy.ask("GET", "/metrics").status == 403
-    assert server.ask("GET", "/metrics").status == 200
+@pytest.mark.parametrize("path", ["/metrics", "/status"])
+def test_metrics_stay_inside(server: Server, proxy: Proxy, path: str) -> None:
+    assert proxy.ask("GET", path).status == 403
+    assert server.ask("GET", path).status == 200
