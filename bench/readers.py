@@ -22,7 +22,7 @@ from h2.settings import SettingCodes, Settings
 from hpack.struct import NeverIndexedHeaderTuple
 
 H2_STREAMS = 100  # on a connection, under the server's limit of 128
-_WINDOW_MAX = 2**31 - 1
+WINDOW_MAX = 2**31 - 1
 _HEAD_END = b"\r\n\r\n"
 # What stands in front of a token's text, once for each token. Words of the synthetic engine begin with a space.
 _JSON_MARK = b'"content":" '
@@ -331,6 +331,7 @@ class Http2(Wire):
     """SSE on the streams of one connection, whose windows are never an obstacle."""
 
     streams_max = H2_STREAMS
+    window = WINDOW_MAX  # of a stream, when it begins
 
     def __init__(self, streams: list[Seen], tokens: int) -> None:
         super().__init__(streams, tokens)
@@ -340,10 +341,10 @@ class Http2(Wire):
 
     def open(self) -> bytes:
         """See Wire."""
-        told = {SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW_MAX, SettingCodes.ENABLE_PUSH: 0}
+        told = {SettingCodes.INITIAL_WINDOW_SIZE: self.window, SettingCodes.ENABLE_PUSH: 0}
         self._h2.local_settings = Settings(client=True, initial_values=told)
         self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(_WINDOW_MAX - 65_535)
+        self._h2.increment_flow_control_window(WINDOW_MAX - 65_535)
         return self._h2.data_to_send()
 
     def ask(self) -> bytes:

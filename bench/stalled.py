@@ -8,6 +8,8 @@ server process its resident memory. Ratios are of medians over the rounds of one
 The memory of a stalled stream is what the server process grew by from the moment when the others were under way to the
 moment when all stalled streams were parked, for each of them. What the kernel's socket buffers hold is no part of it;
 what waits in the transport's own buffer above the socket is shown beside it.
+
+`--http2` plays it on one connection of a hundred streams instead: all are read, or all but one whose window stays shut.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.machine import REPOSITORY, describe, spread
 from bench.processes import ready_line, resident_bytes, started
+from bench.readers import H2_STREAMS, WINDOW_MAX, Http2, Seen, Tally
 
 STEP_MS = 20
 # A client that stalls has a small receive buffer, as a phone's would be full: the kernel holds twice this.
@@ -34,6 +37,7 @@ STALLED_RECEIVE_BUFFER = 4096
 SETTLE_S_MAX = 60.0
 READ_BYTES = 64 * 1024
 GOAL_BYTES = 20 * 1024
+TOKENS = 100_000  # more than any round plays
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,55 @@ def _ask(port: int, content: str, *, receive_buffer: int | None = None) -> socke
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     sock.connect(("127.0.0.1", port))
     messages = [{"role": "user", "content": content}]
-    body = json.dumps({"messages": messages, "stream": True, "max_tokens": 100_000}).encode()
+    body = json.dumps({"messages": messages, "stream": True, "max_tokens": TOKENS}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     sock.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
     return sock
+
+
+class Multiplexed(Http2):
+    """The streams of one connection, the last of which has a window that stays shut if `stalled`."""
+
+    window = 300  # less than two events
+
+    def __init__(self, port: int, count: int, *, stalled: bool) -> None:
+        super().__init__([Seen(Tally()) for _ in range(count)], TOKENS)
+        self._taken = self.streams[: count - stalled]
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.sendall(self.open() + self.ask())
+
+    def ask(self) -> bytes:
+        """See Wire."""
+        asked = super().ask()
+        for number in list(self._by_id)[: len(self._taken)]:
+            self._h2.increment_flow_control_window(WINDOW_MAX - self.window, number)
+        return asked + self._h2.data_to_send()
+
+    def read(self, seconds: float) -> None:
+        """Read what comes within so long; only of this keep what came."""
+        for seen in self.streams:
+            seen.arrivals.clear()
+        end = time.perf_counter() + seconds
+        while (left := end - time.perf_counter()) > 0:
+            self._socket.settimeout(left)
+            with suppress(TimeoutError):
+                data = self._socket.recv(READ_BYTES)
+                assert data, "the connection ended"
+                self._socket.sendall(self.feed(data, time.perf_counter()))
+
+    @property
+    def made(self) -> list[int]:
+        """Tokens of each stream that is read, since `read` began."""
+        return [seen.tokens for seen in self._taken]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Between the tokens of each, in seconds."""
+        return [gap for seen in self._taken for gap in seen.gaps_s]
+
+    def close(self) -> None:
+        """Leave."""
+        self._socket.close()
 
 
 @contextmanager
@@ -160,17 +209,34 @@ def _growth_of_readers(readers: Readers, pid: int, seconds: float) -> float:
     return (resident_bytes(pid) - before) / seconds
 
 
+def play_http2(count: int, seconds: float, *, stalled: bool) -> Round:
+    """One server, one connection: `count` streams, all of which are read, or all but one."""
+    with _server() as (port, _):
+        streams = Multiplexed(port, count, stalled=stalled)
+        try:
+            streams.read(2.0)
+            if stalled:
+                assert _metric(port, 'sluice_streams{state="parked"}') == 1
+            streams.read(seconds)
+            return _round(seconds, streams.made, streams.gaps)
+        finally:
+            streams.close()
+
+
 def _measure(readers: Readers, seconds: float, stalled_bytes: float, made_each: float) -> Round:
     before = list(readers.tokens)
     readers.read(seconds, measured=True)
     each = [now - was for now, was in zip(readers.tokens, before, strict=True)]
-    gaps = sorted(readers.gaps)
+    return replace(_round(seconds, each, readers.gaps), stalled_bytes=stalled_bytes, made_each=made_each)
+
+
+def _round(seconds: float, each: list[int], gaps: list[float]) -> Round:
+    """Of what each stream's tokens were in so long, and the gaps between them."""
+    gaps = sorted(gaps)
     return Round(
         step_ms=seconds * 1000 / statistics.median(each),
         itl_p50_ms=gaps[len(gaps) // 2] * 1000,
         itl_p99_ms=gaps[len(gaps) * 99 // 100] * 1000,
-        stalled_bytes=stalled_bytes,
-        made_each=made_each,
     )
 
 
@@ -183,26 +249,30 @@ def main(argv: list[str]) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench stalled", description=__doc__)
     parser.add_argument("--streams", type=int, default=500, help="that are read, and that are not")
+    parser.add_argument("--http2", action="store_true", help=f"{H2_STREAMS} streams of one connection, one not read")
     parser.add_argument("--rounds", type=int, default=3, help="of each setting")
     parser.add_argument("--seconds", type=float, default=8.0, help="that a round is measured for")
     options = parser.parse_args(argv)
+    one_round, count = (play_http2, H2_STREAMS) if options.http2 else (play, options.streams)
     load = os.getloadavg()[0]  # of the last minute: other work makes a few long steps, and p99 is of those
     alone: list[Round] = []
     beside: list[Round] = []
     for number in range(options.rounds):
         if sys.stderr.isatty():
             print(f"\rround {number + 1} of {options.rounds}", end="", file=sys.stderr, flush=True)
-        alone.append(play(options.streams, options.seconds, stalled=False))
-        beside.append(play(options.streams, options.seconds, stalled=True))
+        alone.append(one_round(count, options.seconds, stalled=False))
+        beside.append(one_round(count, options.seconds, stalled=True))
     if sys.stderr.isatty():
         print(file=sys.stderr)
     print(f"{describe()}, {STEP_MS} ms a step")
     print(f"load before and behind: {load:.1f}, {os.getloadavg()[0]:.1f} (this run's own is in the second)")
     print(f"{options.rounds} rounds of {options.seconds:g} s; median (least to most)\n")
-    print(f"{'ms':12} {f'{options.streams} alone':>30} {f'beside {options.streams} stalled':>30} {'ratio':>8}")
+    names = ("all are read", "one is not") if options.http2 else (f"{count} alone", f"beside {count} stalled")
+    print(f"{'ms':12} {names[0]:>30} {names[1]:>30} {'ratio':>8}")
     for name in ("step_ms", "itl_p50_ms", "itl_p99_ms"):
         print(_row(name.removesuffix("_ms"), [getattr(r, name) for r in alone], [getattr(r, name) for r in beside]))
-    each = statistics.median([r.stalled_bytes for r in beside]) / 1024
-    print(f"\nmemory of a stalled stream: {each:.1f} KiB (goal: under {GOAL_BYTES / 1024:.0f})")
-    print(f"tokens made for a stalled stream: {statistics.median([r.made_each for r in beside]):.0f}")
+    if not options.http2:
+        each = statistics.median([r.stalled_bytes for r in beside]) / 1024
+        print(f"\nmemory of a stalled stream: {each:.1f} KiB (goal: under {GOAL_BYTES / 1024:.0f})")
+        print(f"tokens made for a stalled stream: {statistics.median([r.made_each for r in beside]):.0f}")
     return 0

@@ -3,8 +3,9 @@
 A rate is a bucket that holds a minute's worth and fills evenly. A request takes one from the one, and its prompt's
 tokens from the other, both or neither; the prompt of a sequence that never ran is given back. Generated tokens are
 charged as they are made. That costs nothing for each of them: what streams made is counted when somebody asks for more,
-when they end, and no oftener than every SETTLE_S. A bucket may so go below empty, by a minute's worth at most, and then
-nothing starts until it has filled again. So no wait is longer than two minutes.
+when they end, and no oftener than every SETTLE_S. A bucket may so go below empty, by as much as the streams that it let
+start can make, and then nothing starts until all of that has filled again. So over any long time no client gets more
+than its rate, whatever the length of its answers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Bucket:
 
     def take(self, amount: float) -> None:
         """May leave less than nothing; a negative amount gives back."""
-        self.level = min(self.per_minute, max(self.level - amount, -self.per_minute))
+        self.level = min(self.per_minute, self.level - amount)
 
     def wait_s(self, amount: float) -> float:
         """Until so much is there."""
@@ -221,12 +222,13 @@ class Limiter:
         account.tokens = self._bucket(tokens, account.tokens)
 
     def _bucket(self, per_minute: int | None, before: Bucket | None) -> Bucket | None:
-        """A full one, less what is lacking in the one before."""
+        """A full one, less what is lacking in the one before. Under a lower rate that fills in the same time: nobody
+        waits for hours since a limit was changed."""
         if not per_minute:
             return None
         bucket = Bucket(per_minute, self._clock())
         if before is not None:
-            bucket.take(before.per_minute - before.level)
+            bucket.take((before.per_minute - before.level) * min(1.0, per_minute / before.per_minute))
         return bucket
 
 

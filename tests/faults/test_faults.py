@@ -1,4 +1,4 @@
-"""A minute of rounds, from a seed that is printed; and the plans and the oracle themselves."""
+"""Minutes of rounds, from a seed that is printed; and the plans and the oracle themselves."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.faults.plan import EMOJI, Ask, make
 
 pytestmark = pytest.mark.synthetic
 
-SECONDS = 60.0
-# What a minute surely has of each, on a slow machine too.
-LEAST = {"rounds": 5, "streams": 60, "resumes": 20, "stalls": 5, "cancelled": 3}
+SECONDS = 180.0
+# What this time surely has of each, on a slow machine too.
+LEAST = {"rounds": 8, "streams": 120, "resumes": 40, "stalls": 10, "cancelled": 6}
 
 
-@pytest.mark.timeout(SECONDS * 4)
-def test_a_minute_of_faults() -> None:
+@pytest.mark.timeout(SECONDS * 2)
+def test_minutes_of_faults() -> None:
     seed = random.randrange(2**31)
     print(f"python -m tests.faults --seed {seed} --seconds {SECONDS:g}")
     tally = run(seed, rounds=None, seconds=SECONDS)

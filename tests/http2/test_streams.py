@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from protocols import sse
 from protocols.http2_guard import Code
 from tests.http2.conftest import Endpoint
@@ -27,24 +25,31 @@ def wait_metric(api: Endpoint, series: str, value: float) -> None:
 
 
 PLAIN = [("accept", "text/plain")]
+WINDOW = 300
+# Windows are opened as the client reads, so two streams are a window apart, and a read may end between them.
+APART_BYTES_MAX = 2 * WINDOW
 
 
 def test_a_hundred_streams_of_which_one_is_not_read(api: Endpoint) -> None:
-    """The issue's own case: 99 keep their pace, the one is parked, and goes on when its window opens."""
+    """The issue's own case: 99 keep their pace, the one is parked, and goes on when its window opens. None of the 99
+    falls behind the others; what it costs them all together is `python -m bench stalled --http2`."""
     tokens = 400
-    with api.peer(window=300) as peer:
+    with api.peer(window=WINDOW) as peer:
         streams = [peer.ask(f"/v1/generate?prompt=p{n}&max_tokens={tokens}", fields=PLAIN) for n in range(100)]
         stalled, others = streams[42], streams[:42] + streams[43:]
         peer.stalled.add(stalled)
-        begun = time.monotonic()
-        peer.wait(lambda: all(stream in peer.ended for stream in others))
-        took = time.monotonic() - begun
+        peer.wait(lambda: all(peer.bodies[stream] for stream in others))
+        ahead = {stream: len(peer.bodies[stream]) for stream in others}  # those asked for first
+        while not peer.ended.issuperset(others):
+            peer.pump()
+            if not peer.ended & set(others):
+                since = [len(peer.bodies[stream]) - ahead[stream] for stream in others]
+                assert max(since) - min(since) < APART_BYTES_MAX
         assert [words(_text(peer, stream)) for stream in others] == [tokens] * 99
-        assert len(peer.bodies[stalled]) == 300
+        assert len(peer.bodies[stalled]) == WINDOW
         assert stalled not in peer.resets | dict.fromkeys(peer.ended)
         wait_metric(api, PARKED, 1)
         assert metrics(api)[RUNNING] == 0
-        assert took < 30 * tokens * 0.005  # the steps' own time, and a machine that does other things too
         peer.stalled.clear()
         peer.h2.increment_flow_control_window(1 << 20, stalled)
         peer.flush()
