@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from engine.block_pool import BlockPool
 from engine.core import Core, Runner
 from engine.scheduler import Scheduler
-from engine.shell import Shell, bind, read_token
+from engine.shell import Shell, bind, read_token, unbind
 from engine.synthetic import ScriptError, SyntheticRunner
 from engine.version import VERSION
 
@@ -81,15 +81,28 @@ def main(argv: list[str] | None = None) -> int:
             shell.attach(parent, parent=True)
         else:
             shell.listen(bind(options.listen))
-            print(f"sluice engine ready on {options.listen}", flush=True)
     except (UsageError, LoadError, ScriptError, ValueError, OSError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return 1 if isinstance(error, LoadError) else 2
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(KeyboardInterrupt):
-        shell.run()
+    _run(shell, options.listen)
     return 0
+
+
+def _run(shell: Shell, address: str | None) -> None:
+    """Until the server is gone or, for an engine that listens on an address, a signal came."""
+    if address is None:
+        shell.run()
+        return
+    try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        print(f"sluice engine ready on {address}", flush=True)
+        shell.run()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        unbind(address)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ that is owed more than PEER_OWED_BYTES_MAX is broken, and is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import selectors
@@ -166,6 +167,13 @@ def bind(address: str) -> socket.socket:
         raise ValueError(f"{address!r} is neither unix:/path nor tcp://host:port")
     sock.listen(128)
     return sock
+
+
+def unbind(address: str) -> None:
+    """Remove what `bind` left in the file system."""
+    if address.startswith("unix:"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(address.removeprefix("unix:"))
 
 
 def _bind_unix(path: str) -> socket.socket:

@@ -21,6 +21,8 @@ KIB, MIB = 1024, 1024 * 1024
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "gguf")
 
+# As a browser writes it in Origin (RFC 6454 6.1): lower case, and no default port could ever be matched.
+_origin = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 _engine_url = re.compile(r"unix:.+|tcp://.+:[0-9]{1,5}")
 
 
@@ -79,6 +81,9 @@ def parse(argv: list[str] | None = None) -> Config:
             parser.error(f"--engine-url {url}: an engine's address is unix:/path or tcp://host:port")
     if any(url.startswith("tcp://") for url in options.engine_url) and not options.engine_token_file:
         parser.error("--engine-url tcp://… needs --engine-token-file")
+    for origin in options.cors_origin:
+        if not _origin.fullmatch(origin):
+            parser.error(f"--cors-origin {origin}: an origin is https://host or http://host:port without a path, or *")
     if bool(options.tls_cert) != bool(options.tls_key):
         parser.error("--tls-cert and --tls-key go together")
     window = options.credit_window

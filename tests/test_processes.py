@@ -344,6 +344,15 @@ class TestAttached:
                 assert "Traceback" not in refused.stderr
             assert engine.poll() is None
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_an_engine_that_is_asked_to_end_leaves_no_socket(self, tmp_path: Path, number: signal.Signals) -> None:
+        path = tmp_path / "engine.sock"
+        with lone_engine(f"unix:{path}") as engine:
+            assert path.is_socket()
+            engine.send_signal(number)
+            assert engine.wait(30) == 0
+            assert not path.exists()
+
     def test_what_can_not_be_attached_to(self, tmp_path: Path) -> None:
         for arguments in (
             ("server", "--port", "0", "--engine-url", f"unix:{tmp_path / 'nothing'}"),

@@ -158,8 +158,10 @@ class TestFinishedStream:
         for target, status in (
             (other, 404), ("x", 404), (f"{name}?after=x", 400), (f"{name}?after=1.5", 400), (f"{name}?nonsense=1", 400),
             (f"{name}?after=-2", 400), (f"{name}?after_bytes=3", 400), (f"{name}?after={'9' * 30}", 400),
+            (f"{name}?after=1&after=2", 400),
         ):  # fmt: skip
             server.ask("GET", f"/v1/streams/{target}").error(status)
+        assert server.ask("GET", f"/v1/streams/{name}?after_bytes=3", None, [JSON]).error(400)["param"] == "after_bytes"
         server.ask("GET", f"/v1/streams/{name}", None, [("Last-Event-ID", f"{other}:1")]).error(400)
         server.ask("DELETE", f"/v1/streams/{other}").error(404)
 

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -74,10 +76,20 @@ async def plan_generate(
     return request, grammar, parts
 
 
-def query_fields(query: str) -> dict[str, str]:
-    """The parameters of a query; of one that is given twice, the last. Raises ApiError."""
+def query_fields(query: str, *, lists: Collection[str] = ()) -> dict[str, str]:
+    """The parameters of a query but those in `lists`. Raises ApiError, also for one that is given twice."""
+    pairs = [(name, value) for name, value in query_pairs(query) if name not in lists]
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise invalid(name, f"{name} is given more than once")
+    return fields
+
+
+def query_pairs(query: str) -> list[tuple[str, str]]:
+    """The parameters of a query, in their order. Raises ApiError."""
     try:
-        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict"))
+        return parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
     except UnicodeDecodeError:
         raise invalid(None, "the query is not valid UTF-8") from None
     except ValueError:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from protocols.escape import json_value
 from server.api import streams
 from server.api.errors import ApiError, invalid
-from server.api.generate import query_fields
+from server.api.generate import query_fields, query_pairs
 from server.api.generation import SSE, Generation, collected, framing_asked, framing_named, streaming
 from server.api.response_grammar import ResponseGrammar
 from server.api.response_items import Item, read_items, turns_of
@@ -29,6 +28,7 @@ from server.stream import Stream
 from server.tools.formats import CallFormat
 
 ITEMS_PAGE, ITEMS_PAGE_MAX = 20, 100  # OpenAI's own
+INCLUDE = ("include", "include[]")  # a list in a query, as SDKs write it
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,14 @@ def _earlier(store: ResponseStore, call: Call, id: str | None) -> list[Item]:
 
 def retrieve(generation: Generation, metrics: Metrics, call: Call, id: str) -> Response | Streaming:
     """GET /v1/responses/{id}, as it is or as a stream from `starting_after` on. Raises ApiError."""
-    fields = query_fields(call.query)
-    unknown = fields.keys() - {"stream", "starting_after", "include", "include[]", "include_obfuscation", "token"}
+    included = [value for name, value in query_pairs(call.query) if name in INCLUDE]
+    fields = query_fields(call.query, lists=INCLUDE)
+    unknown = fields.keys() - {"stream", "starting_after", "include_obfuscation", "token"}
     if unknown:
         name = min(unknown)
         raise invalid(name, f"{name} is not a parameter; stream and starting_after are", "unknown_parameter")
-    for name, value in parse_qsl(call.query):
-        if name.startswith("include") and name != "include_obfuscation" and value != LOGPROBS:
-            raise invalid("include", f"only {LOGPROBS!r} can be included", "unsupported_parameter")
+    if any(value != LOGPROBS for value in included):
+        raise invalid("include", f"only {LOGPROBS!r} can be included", "unsupported_parameter")
     stored = _find(generation, call, id)
     if not _flag(fields, "stream"):
         if "starting_after" in fields:
@@ -171,8 +171,8 @@ def delete(generation: Generation, call: Call, id: str) -> Response:
 
 def input_items(generation: Generation, call: Call, id: str) -> Response:
     """GET /v1/responses/{id}/input_items: what went in, the newest first unless `order=asc`. Raises ApiError."""
-    fields = query_fields(call.query)
-    unknown = fields.keys() - {"after", "limit", "order", "include", "include[]", "token"}
+    fields = query_fields(call.query, lists=INCLUDE)
+    unknown = fields.keys() - {"after", "limit", "order", "token"}
     if unknown:
         name = min(unknown)
         raise invalid(name, f"{name} is not a parameter; after, limit and order are", "unknown_parameter")

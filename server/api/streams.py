@@ -33,13 +33,14 @@ async def read_stream(generation: Generation, metrics: Metrics, call: Call, stre
     accept = call.header(b"accept")
     kind = framing_named(accept)
     after = position(call, fields, stream_id)
-    if kind is None and "application/json" in accept:
+    polls = kind is None and "application/json" in accept
+    kind = kind or _own_framing(stream)
+    if "after_bytes" in fields and (polls or kind != PLAIN):
+        raise invalid("after_bytes", "after_bytes is for text/plain; the other framings take after")
+    if polls:
         wait_s = number(fields, "wait", 0.0, POLL_WAIT_S_MAX)
         return await _poll(generation, metrics, call, stream, after, wait_s)
-    kind = kind or _own_framing(stream)
     if "after_bytes" in fields:
-        if kind != PLAIN:
-            raise invalid("after_bytes", "after_bytes is for text/plain; the other framings take after")
         skip = int(number(fields, "after_bytes", 0, 2**53))
         return _resume_plain(generation, metrics, stream, skip)
     return resume(generation, metrics, stream, kind, after, past_end=204)
