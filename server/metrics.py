@@ -23,11 +23,21 @@ STATES = ("queued", "running", "parked", "detached")
 PROTOCOLS = ("http1", "http2", "websocket")
 RESUME_RESULTS = ("resumed", "finished", "unknown", "gone")
 
-# A first token takes from a cache hit's few milliseconds to a long queue; the time between tokens from a fast GPU's
-# fraction of a millisecond to a stall; a request up to many minutes.
-TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# Bounds lie close together where people set goals, so that a quantile read off them is off by a fifth at most there: a
+# first token within some tenths of a second to some seconds, the next within 10 to 200 ms. Outside, a cache hit's few
+# milliseconds and a long queue; a fast GPU's fraction of a millisecond and a stall; a request up to many minutes.
+TTFT_BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0,
+    7.5, 10.0, 20.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+ITL_BUCKETS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15,
+    0.2, 0.3, 0.5, 1.0, 2.5, 10.0,
+)  # fmt: skip
+REQUEST_BUCKETS_S = (
+    0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
+    1800.0,
+)  # fmt: skip
 
 
 class Histogram:
@@ -63,6 +73,7 @@ class Live:
     connections: dict[str, int]  # by protocol
     gauges: Gauges
     token_capacity: int
+    sequence_capacity: int
 
 
 class Metrics:
@@ -119,10 +130,13 @@ def _live_families(live: Live) -> Iterator[Metric]:
     yield _gauge("sluice_connections", "Open connections.", "protocol", live.connections)
     blocks = {"used": gauges.blocks_used, "cached": gauges.blocks_cached, "free": gauges.blocks_free}
     yield _gauge("sluice_kv_blocks", "Blocks of the KV pool.", "state", blocks)
+    sequences = {"waiting": gauges.waiting, "running": gauges.running, "parked": gauges.parked}
+    yield _gauge("sluice_sequences", "Sequences that have not ended: of n choices, each.", "state", sequences)
     for name, text, value in (
         ("sluice_queue_tokens", "Tokens that waiting sequences must still compute.", gauges.waiting_tokens),
         ("sluice_running_tokens", "Tokens that hold blocks of the KV pool.", gauges.running_tokens),
         ("sluice_token_capacity", "Tokens that the KV pool holds.", live.token_capacity),
+        ("sluice_sequence_capacity", "Places in the batch.", live.sequence_capacity),
     ):
         yield GaugeMetricFamily(name, text, value=value)
 

@@ -292,10 +292,12 @@ class Stream:
             return "finished"
         if not self.readers:
             return "detached"
-        live = self.live
-        if not any(c.admitted for c in live):
-            return "queued"
-        return "parked" if all(len(c.generated) >= c.credit for c in live) else "running"
+        queued, parked = True, True
+        for choice in self.choices:  # every scrape asks every stream: one pass, and nothing made for it
+            if not choice.reason:
+                queued = queued and not choice.admitted
+                parked = parked and len(choice.generated) >= choice.credit
+        return "queued" if queued else "parked" if parked else "running"
 
     def append(self, event: Event) -> None:
         """Add to the log; the readers see it at the next `wake`."""

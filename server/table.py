@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
+import msgspec
+
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer
-from engine.wire import Admitted, End, Hello, Logprob, Sampling, Step, Submit
+from engine.wire import Admitted, End, Gauges, Hello, Logprob, Sampling, Step, Submit
 from server import outcome as outcomes
 from server.metrics import Metrics
 from server.outcome import Outcome
@@ -218,6 +220,15 @@ class StreamTable:
     def live(self) -> Iterable[Stream]:
         """The streams that have not ended."""
         return self._live.keys()
+
+    def count_homeless(self, gauges: Gauges) -> Gauges:
+        """The engines' gauges, and as waiting what waits for an engine to come back, if none is there."""
+        if self.engine.hello is not None:
+            return gauges
+        homeless = [choice for stream in self._live for choice in stream.live]
+        tokens = sum(len(choice.prompt) + len(choice.generated) for choice in homeless)
+        waiting, waiting_tokens = gauges.waiting + len(homeless), gauges.waiting_tokens + tokens
+        return msgspec.structs.replace(gauges, waiting=waiting, waiting_tokens=waiting_tokens)
 
     def _take_room(self, key: str, parts: list[Part]) -> None:
         """The server's room first: what is refused for lack of it costs a key nothing. Raises Busy."""

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import random
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.wire import Gauges
-from server.metrics import APIS, OUTCOMES, PROTOCOLS, RESUME_RESULTS, STATES, TTFT_BUCKETS_S, Histogram, Live, Metrics
+from server.metrics import (
+    APIS,
+    ITL_BUCKETS_S,
+    OUTCOMES,
+    PROTOCOLS,
+    REQUEST_BUCKETS_S,
+    RESUME_RESULTS,
+    STATES,
+    TTFT_BUCKETS_S,
+    Histogram,
+    Live,
+    Metrics,
+)
 from server.outcome import REFUSED, Outcome
+from tests.support.serving import Server
 from tests.support.tables import Rig
+from tests.support.tools import tool
 
 # DESIGN section 5, with `_total` where the format puts it.
 CONTRACT = {
@@ -33,13 +50,16 @@ CONTRACT = {
     "sluice_preemptions",
     "sluice_resumes",
     "sluice_engine_restarts",
+    # Beyond it: places in the batch may run out before the pool does.
+    "sluice_sequences",
+    "sluice_sequence_capacity",
 }
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def live(**gauges: int) -> Live:
-    return Live(dict.fromkeys(STATES, 1), dict.fromkeys(PROTOCOLS, 2), Gauges(**gauges), 4096)
+    return Live(dict.fromkeys(STATES, 1), dict.fromkeys(PROTOCOLS, 2), Gauges(**gauges), 4096, 64)
 
 
 def scrape(metrics: Metrics) -> Series:
@@ -78,7 +98,7 @@ def test_labels_come_from_closed_sets() -> None:
     assert labels == {
         "api": set(APIS),
         "outcome": set(OUTCOMES),
-        "state": {*STATES, "used", "cached", "free"},
+        "state": {*STATES, "used", "cached", "free", "waiting"},
         "protocol": set(PROTOCOLS),
         "result": set(RESUME_RESULTS),
     }
@@ -136,12 +156,14 @@ def test_streams_are_counted_where_they_end() -> None:
 def test_gauges_are_read_at_the_scrape() -> None:
     metrics = Metrics()
     gauges = {"blocks_used": 5, "blocks_cached": 6, "blocks_free": 7, "waiting_tokens": 8, "running_tokens": 9}
-    metrics.live = lambda: live(preemptions=4, **gauges)
+    metrics.live = lambda: live(preemptions=4, waiting=1, running=2, parked=3, **gauges)
     series = scrape(metrics)
     assert [value(series, "sluice_kv_blocks", state=s) for s in ("used", "cached", "free")] == [5, 6, 7]
     assert value(series, "sluice_queue_tokens") == 8
     assert value(series, "sluice_running_tokens") == 9
     assert value(series, "sluice_token_capacity") == 4096
+    assert [value(series, "sluice_sequences", state=s) for s in ("waiting", "running", "parked")] == [1, 2, 3]
+    assert value(series, "sluice_sequence_capacity") == 64
     assert value(series, "sluice_preemptions_total") == 4
     assert value(series, "sluice_connections", protocol="websocket") == 2
     metrics.live = lambda: live()
@@ -161,3 +183,59 @@ def test_histograms_are_cumulative_and_a_bound_belongs_to_its_bucket() -> None:
     assert value(series, "sluice_ttft_seconds_bucket", le="60.0") == 3
     assert value(series, "sluice_ttft_seconds_bucket", le="+Inf") == value(series, "sluice_ttft_seconds_count") == 4
     assert value(series, "sluice_ttft_seconds_sum") == pytest.approx(61.3101)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "least_s", "most_s", "factor"),
+    [(TTFT_BUCKETS_S, 0.04, 5.0, 1.7), (ITL_BUCKETS_S, 0.01, 0.2, 1.5), (REQUEST_BUCKETS_S, 1.0, 120.0, 1.7)],
+    ids=["TTFT", "ITL", "request"],
+)
+def test_bounds_lie_close_where_goals_are_set(
+    bounds: tuple[float, ...], least_s: float, most_s: float, factor: float
+) -> None:
+    """A quantile is read off within a bucket: half of its width is the error."""
+    assert {least_s, most_s} <= set(bounds)
+    assert list(bounds) == sorted(set(bounds))
+    assert all(high / low <= factor for low, high in pairwise(bounds) if least_s <= low < most_s)
+    assert all(high / low <= 4 for low, high in pairwise(bounds))
+
+
+def test_what_waits_for_an_engine_to_come_back_is_in_the_queue() -> None:
+    rig = Rig()
+    client = rig.open(n=2)
+    rig.admit(client.stream)
+    rig.play(client.stream, "abcd")
+    told = Gauges(waiting=1, waiting_tokens=5, running=2)
+    assert rig.table.count_homeless(told) is told  # the engine knows of all
+    rig.engine.die()
+    rig.table.on_engine_lost()
+    assert rig.table.count_homeless(told) == Gauges(waiting=3, waiting_tokens=5 + 2 * 3 + 4, running=2)
+    rig.engine.revive()
+    rig.table.on_engine_ready()
+    assert rig.table.count_homeless(told) is told
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as running:
+        yield running
+
+
+def test_a_running_server_exports_every_metric_of_the_contract(server: Server) -> None:
+    answer = server.ask("GET", "/metrics")
+    assert answer.header("content-type") == "text/plain; version=0.0.4; charset=utf-8"
+    assert {family.name for family in text_string_to_metric_families(answer.body.decode())} == CONTRACT
+
+
+def test_promtool_finds_nothing_to_say(server: Server) -> None:
+    """Names, units, types and help, as Prometheus' own linter wants them."""
+    body = server.ask("GET", "/metrics").body
+    done = subprocess.run(
+        [tool("promtool", "prometheus"), "check", "metrics"], input=body, capture_output=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    broken = body.replace(b"# TYPE sluice_ttft_seconds", b"# TYPE sluice_ttft_msecs")
+    done = subprocess.run(
+        [tool("promtool", "prometheus"), "check", "metrics"], input=broken, capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode != 0  # it does look
