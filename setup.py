@@ -43,6 +43,7 @@ TEST = [
     "openai>=2,<4",
     "anthropic>=2,<3",
     "jsonschema>=4.23,<5",
+    "pyyaml>=6,<7",
     "langchain-openai>=1,<2",
     "httpx[http2]>=0.28,<1",
     "httpx-sse>=0.4,<1",

@@ -221,9 +221,7 @@ class Server:
         assert self._engines is not None
         hello = self._engines.hello
         gauges = self._table.count_homeless(self._engines.gauges)
-        return Live(
-            streams, connections, gauges, hello.pool_tokens if hello else 0, hello.running_max if hello else 0
-        )
+        return Live(streams, connections, gauges, hello.pool_tokens if hello else 0, hello.running_max if hello else 0)
 
     def _on_hangup(self) -> None:
         """Read again what may have changed on disk. With nothing to read it is heard all the same: the signal's

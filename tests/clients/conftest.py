@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.server
-import subprocess
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,10 +13,9 @@ import pytest
 
 from tests.clients.scripts import SCRIPTS
 from tests.support.serving import Server
-from tests.support.tools import tool
+from tests.support.tools import npm_packages, tool
 
 FOLDER = Path(__file__).parent
-INSTALL_S = 240
 CHROMIUM_FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -75,16 +72,7 @@ def server(origin: str) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def node() -> str:
     """Node's path, with the packages of package.json installed beside the scripts that import them."""
-    path, npm = tool("node", "nodejs"), tool("npm", "npm")
-    modules = FOLDER / "node_modules"
-    stamp = modules / ".installed"
-    wanted = hashlib.sha256((FOLDER / "package.json").read_bytes()).hexdigest()
-    if not stamp.is_file() or stamp.read_text() != wanted:
-        argv = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock"]
-        done = subprocess.run(argv, cwd=FOLDER, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-        assert done.returncode == 0, done.stderr
-        stamp.write_text(wanted)
-    return path
+    return npm_packages(FOLDER)
 
 
 @pytest.fixture(scope="module")

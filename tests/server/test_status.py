@@ -15,7 +15,7 @@ def look(rig: Rig, *, names_keys: bool = True, **gauges: int) -> ServerNow:
     streams = dict.fromkeys(STATES, 0)
     for stream in rig.table.live:
         streams[stream.state] += 1
-    live = Live(streams, dict.fromkeys(PROTOCOLS, 0), Gauges(**gauges), 160)
+    live = Live(streams, dict.fromkeys(PROTOCOLS, 0), Gauges(**gauges), 160, 8)
     return server_now(rig.table, rig.metrics, live, "model", names_keys=names_keys)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+
+INSTALL_S = 240
 
 
 def tool(name: str, package: str) -> str:
@@ -18,3 +23,16 @@ def tool(name: str, package: str) -> str:
     if os.environ.get("CI") == "true":
         pytest.fail(sentence, pytrace=False)
     pytest.skip(sentence)
+
+
+def npm_packages(folder: Path) -> str:
+    """Node's path, with the packages of the folder's package.json installed beside it."""
+    node, npm = tool("node", "nodejs"), tool("npm", "npm")
+    stamp = folder / "node_modules" / ".installed"
+    wanted = hashlib.sha256((folder / "package.json").read_bytes()).hexdigest()
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        argv = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock"]
+        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+        assert done.returncode == 0, done.stderr
+        stamp.write_text(wanted)
+    return node
