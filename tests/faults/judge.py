@@ -7,6 +7,7 @@ from typing import Any
 
 from server.outcome import CANCELLED, ERROR, EXPIRED, SUCCESSES
 from tests.faults import plan
+from tests.faults.grammars import is_last
 from tests.faults.ledger import Cut, Ledger
 from tests.faults.oracle import Expected
 from tests.faults.plan import Ask, Setting
@@ -75,7 +76,7 @@ def check_stream(stage: Stage, line: dict[str, Any], ledger: Ledger, ask: Ask, e
 
 def _from_the_start(ledger: Ledger) -> bool:
     """Whether every event was seen by somebody."""
-    return ledger.events.get(ledger.position) == b"[DONE]"
+    return is_last(ledger.events.get(ledger.position, b"{}"))
 
 
 def _check_text(ledger: Ledger, expected: Expected, *, whole: bool) -> None:

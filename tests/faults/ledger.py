@@ -1,19 +1,17 @@
 """What all readers of one stream saw, whatever framing they had: each position once and for all, each byte of text.
 
-A reader that sees something else at a position than another one did fails at once. Imports the standard library only.
+A reader that sees something else at a position than another one did fails at once.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-DONE = b"[DONE]"
+from tests.faults import grammars
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,10 @@ class Ledger:
         with self._lock:
             known = self.events.setdefault(position, data)
             assert known == data, f"position {position} of {self.stream} is {data!r} now, and was {known!r}"
-            if data.startswith(b'{"error"'):
-                self.outcomes.add(json.loads(data)["error"]["code"])
+            if failure := grammars.failure(data):
+                self.outcomes.add(failure)
+            if (tokens := grammars.usage(data)) is not None:
+                self.usages.add(tokens)
 
     def see_token(self, n: int, choice: int, text: str) -> None:
         """A token of a WebSocket."""
@@ -103,7 +103,7 @@ class Ledger:
         with self._lock:
             merged: dict[int, tuple[int, str]] = dict(self.tokens)
             for position, data in self.events.items():
-                for choice, text in _texts(data):
+                for choice, text in grammars.texts(data):
                     known = merged.setdefault(position, (choice, text))
                     assert known == (choice, text), f"position {position} of {self.stream}: {known} and {text!r}"
             texts: dict[int, str] = {}
@@ -116,16 +116,15 @@ class Ledger:
         """The reason that each choice was given in the events."""
         found: dict[int, str] = {}
         for data in self.events.values():
-            for choice in _choices(data):
-                if reason := choice.get("finish_reason"):
-                    assert choice["index"] not in found, f"{self.stream} gives choice {choice['index']} two reasons"
-                    found[choice["index"]] = reason
+            for choice, reason in grammars.reasons(data):
+                assert choice not in found, f"{self.stream} gives choice {choice} two reasons"
+                found[choice] = reason
         return found
 
     @property
     def ended(self) -> bool:
         """Whether its last event was seen."""
-        return DONE in self.events.values()
+        return any(map(grammars.is_last, self.events.values()))
 
     def absent_for(self, seconds: float, lived_s: float) -> bool:
         """Whether there was a time of that length, within so long from its begin, in which nobody surely read."""
@@ -148,17 +147,3 @@ class Attendance:
         """From here on the server may take it for gone."""
         if self.sure_until is None:
             self.sure_until = time.monotonic()
-
-
-def _choices(data: bytes) -> list[dict[str, Any]]:
-    if data == DONE:
-        return []
-    choices: list[dict[str, Any]] = json.loads(data).get("choices", [])
-    return choices
-
-
-def _texts(data: bytes) -> Iterator[tuple[int, str]]:
-    for choice in _choices(data):
-        text = choice["text"] if "text" in choice else choice["delta"].get("content")
-        if text:
-            yield choice["index"], text

@@ -17,6 +17,8 @@ SPREAD_S = 1.2
 SMALL_BUFFER_BYTES = 4096
 TO_THE_END = -1
 
+APIS = ("chat", "chat", "completions", "generate", "messages", "responses")
+ONE_CHOICE = ("messages", "responses")
 EVENT_DOORS = ("sse", "ndjson", "h2-sse", "h2-ndjson")
 PLAIN_DOORS = ("plain", "h2-plain")
 RESUMING_DOORS = (*EVENT_DOORS, *PLAIN_DOORS, "websocket", "poll")
@@ -100,14 +102,14 @@ class Setting:
 class Ask:
     """A generation. `seed` None at a temperature above 0: the server draws one."""
 
-    api: str  # chat, completions, generate
+    api: str  # chat, completions, generate, messages, responses
     prompt: str
     max_tokens: int
     n: int = 1
     temperature: float = 0.0
     seed: int | None = None
     stop: str | None = None
-    usage: bool = False
+    usage: bool = False  # told in the stream, where that is a choice; of a response: stored
     logprobs: bool = False
 
 
@@ -232,21 +234,21 @@ _HTTP2 = ("h2-sse", "h2-ndjson", "h2-plain")
 
 
 def _ask(chosen: random.Random, number: int, setting: Setting, door: str) -> Ask:
-    api = "generate" if door == "poll" else chosen.choice(["chat", "chat", "completions", "generate"])
+    api = "generate" if door == "poll" else chosen.choice(APIS)
     if door == "whole" and api == "generate":
         api = "chat"
-    if door == "websocket" and api == "generate":
+    if door == "websocket" and api not in ("chat", "completions"):
         api = "completions"
     scripted = chosen.random() < 0.25
     prompt = chosen.choice(setting.scripts) if scripted else chosen.choice(["hi", "tell", "x" * 40])
     sampled = not scripted and chosen.random() < 0.5
-    seed = chosen.choice([None, 0, 7, 2**63]) if sampled else None
+    seed = chosen.choice([None, 0, 7, 2**63]) if sampled and api != "messages" else None
     may_stop = not scripted and not (sampled and seed is None)
     return Ask(
         api=api,
         prompt=f"{prompt} {number}",
         max_tokens=chosen.choice([1, 2, 20, 60, 150, 150, 400, 800 if setting.step_ms > 1 else 400]),
-        n=1 if door in PLAIN_DOORS else chosen.choice([1, 1, 1, 1, 2, 3]),
+        n=1 if door in PLAIN_DOORS or api in ONE_CHOICE else chosen.choice([1, 1, 1, 1, 2, 3]),
         temperature=1.0 if sampled else 0.0,
         seed=seed,
         stop=_rarely(chosen, 0.15, ["7 ", "00", "9"], None) if may_stop else None,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.faults import lines
-from tests.faults.ledger import DONE, Attendance, Cut, Ledger
+from tests.faults import grammars, lines
+from tests.faults.ledger import Attendance, Cut, Ledger
 from tests.faults.lines import Feed, Http1Line, Http2Line, Line, NdjsonFeed, PlainFeed, SseFeed
 from tests.faults.plan import TO_THE_END, Ask, Story, Visit
 from tests.faults.socket_player import SocketPlayer
@@ -24,7 +23,12 @@ MEDIA = {
     "plain": "text/plain",
     "poll": "application/json",
 }
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
 NOT_YET = 10**6  # a position that no stream here has
 POLL_S = 0.3
 # Silence for so long is a hang. What a plan calls impatience is far less.
@@ -131,13 +135,14 @@ class Player:
         ledger = self._stage.ledger(stream, self._story.ask, self._asked_at)
         self._finish(line)
         assert line.end == "whole", line.end
-        if line.status == 200:
-            texts, reasons, tokens = lines.whole_texts(bytes(line.body))
-            ledger.whole_texts.append(texts)
-            assert tuple(reasons) == self._stage.ledgers[stream][2].reasons, reasons
-            ledger.told(worst_of(reasons), tokens)
-        else:
-            ledger.told(json.loads(line.body)["error"]["code"])
+        answer = grammars.whole(bytes(line.body))
+        if answer.reasons:
+            assert line.status == 200
+            ledger.whole_texts.append(answer.texts)
+            assert tuple(answer.reasons) == self._stage.ledgers[stream][2].reasons, answer
+            ledger.told(worst_of(answer.reasons), answer.tokens)
+        elif answer.failure:
+            ledger.told(answer.failure)
         return ledger
 
     @staticmethod
@@ -201,7 +206,8 @@ class Player:
     @staticmethod
     def _check_past_end(ledger: Ledger, visit: Visit, after: int) -> None:
         """Nothing more will come: then `after` must be at the end."""
-        known_end = after == ledger.text_bytes if visit.door.endswith("plain") else ledger.events.get(after) == DONE
+        plain = visit.door.endswith("plain")
+        known_end = after == ledger.text_bytes if plain else grammars.is_last(ledger.events.get(after, b"{}"))
         assert visit.beyond or known_end, f"204 behind {after} of {ledger.stream}"
 
     def _resumption(self, ledger: Ledger, visit: Visit, after: int) -> tuple[str, str, Any, list[Header]]:
@@ -378,10 +384,15 @@ class Player:
 
 def request(ask: Ask, *, stream: bool) -> tuple[str, str, Any]:
     """Method, target and body."""
-    fields: dict[str, Any] = {"max_tokens": ask.max_tokens, "n": ask.n, "temperature": ask.temperature}
+    fields: dict[str, Any] = {"temperature": ask.temperature}
+    fields["max_output_tokens" if ask.api == "responses" else "max_tokens"] = ask.max_tokens
+    if ask.n > 1:
+        fields["n"] = ask.n
     if ask.seed is not None:
         fields["seed"] = ask.seed
-    if ask.stop is not None:
+    if ask.stop is not None and ask.api == "messages":
+        fields["stop_sequences"] = [ask.stop]
+    elif ask.stop is not None:
         fields["stop"] = ask.stop
     if ask.api == "generate":
         return "GET", "/v1/generate?" + urlencode({"prompt": ask.prompt, **fields}), None
@@ -389,11 +400,14 @@ def request(ask: Ask, *, stream: bool) -> tuple[str, str, Any]:
         fields |= {"logprobs": True, "top_logprobs": 1}
     if stream:
         fields["stream"] = True
-        if ask.usage:
+        if ask.usage and ask.api in ("chat", "completions"):
             fields["stream_options"] = {"include_usage": True}
     if ask.api == "completions":
         return "POST", PATHS["completions"], {"prompt": ask.prompt, **fields}
-    return "POST", PATHS["chat"], chat(ask.prompt, **fields)
+    if ask.api == "responses":
+        return "POST", PATHS["responses"], {"input": ask.prompt, "store": ask.usage, **fields}
+    body = chat(ask.prompt, **fields)
+    return "POST", PATHS[ask.api], body if ask.api == "chat" else {"model": "synthetic", **body}
 
 
 def worst_of(reasons: list[str]) -> str:
