@@ -262,6 +262,7 @@ class Core:
             sampling=message.sampling,
             credit=message.credit,
             salt=self._salt + message.salt,
+            priority=message.priority,
             owner=peer,
             submitted_at=self._clock(),
         )

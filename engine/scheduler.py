@@ -15,6 +15,7 @@ prompt compute it once, and then each for itself at most its last block.
 from __future__ import annotations
 
 from engine.block_pool import BlockPool, chain
+from engine.priority import by_rank
 from engine.sequence import PARKED, RUNNING, WAITING, Sequence, Slice
 from engine.waiting import Waiting
 from engine.wire import Gauges
@@ -78,12 +79,11 @@ class Scheduler:
         self._admit()
         slices: list[Slice] = []
         behind: list[Sequence] = []
-        for sequence in list(self.running):
-            if sequence.state != RUNNING:
-                continue  # preempted by one before it; never one that was looked at already
+        order = by_rank(self.running)
+        for sequence in order:  # whose end is preempted by those before it, and so never by one that was looked at
             if len(sequence.tokens) - sequence.computed > 1:
                 behind.append(sequence)
-            elif self._grow(sequence):
+            elif self._grow(sequence, order):
                 slices.append(Slice(sequence, sequence.computed, 1, True))
         if behind:
             self._chunk(self._leading(behind), slices)
@@ -173,13 +173,13 @@ class Scheduler:
                 leaders[key] = sequence
         return list(leaders.values())
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Make room for a decode's token. Preempts the latest admitted if need be; False if that was this one."""
+    def _grow(self, sequence: Sequence, order: list[Sequence]) -> bool:
+        """Make room for a decode's token. Preempts the last in `order` if need be; False if that was this one."""
         pool = self.pool
         if sequence.computed < len(sequence.blocks) * pool.block_size:
             return True
         while not pool.available and not self._reclaim_idle(1, sequence):
-            victim = next(reversed(self.running))
+            victim = order.pop()
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -219,6 +219,7 @@ class Scheduler:
         self._leave(sequence)
         self._give_back(sequence)
         sequence.state = WAITING
+        sequence.losses += 1
         self.waiting.join_first(sequence)
         self.preemptions += 1
 

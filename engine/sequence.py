@@ -23,6 +23,7 @@ class Sequence:
     sampling: Sampling
     credit: int  # total of generated ids that it may reach
     salt: str = ""
+    priority: int = 0  # lower goes first, among those of one salt
     submitted_at: float = 0.0  # by the core's clock
     owner: object = None  # which server it belongs to; the core's business
     runner_state: object = None  # what the runner keeps about it
@@ -34,6 +35,7 @@ class Sequence:
     published: int = 0  # how many leading blocks the prefix cache knows
     tried: int = -1  # where its latest chunk started; equal to `computed`: the runner had no answer
     arrival: int = 0  # its place among those that wait; 0: it never did
+    losses: int = 0  # how often it lost its place in the batch to others
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of prompt ids 1, 2, …, until they are told
     cached_tokens: int = -1  # prompt tokens found in the cache at first admission; -1: not admitted yet
 

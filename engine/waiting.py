@@ -7,7 +7,8 @@ new requests keeps no reader that came back waiting for longer than one of them.
 
 Within each of these two lines the clients (those who share cached blocks: one salt) take turns by tokens, so that one
 with a thousand sequences keeps no other waiting: deficit round robin (Shreedhar and Varghese, 1995). A sequence costs
-what it must compute to join, and what it generated when it ends, which nobody knows before.
+what it must compute to join, and what it generated when it ends, which nobody knows before. In a client's turn its own
+sequences go by their priorities (engine/priority.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
+from engine.priority import FAIR_EVERY
 from engine.sequence import Sequence
 
 # What a client may have in its turn. Less would be more turns for a long prompt, more a longer wait for the others.
@@ -28,24 +30,32 @@ STALE_PLACES_MAX = 64
 class _Client:
     """Sequences of one client, by their places."""
 
-    __slots__ = ("_places", "deficit", "sequences")
+    __slots__ = ("_arrivals", "_ranks", "admitted", "deficit", "sequences")
 
     def __init__(self) -> None:
         self.deficit = TURN_TOKENS  # tokens that it may still have in its turn
+        self.admitted = 0
         self.sequences: dict[int, Sequence] = {}
-        self._places: list[int] = []  # heap: those in `sequences`, and of some that left
+        # Heaps of (priority, arrival), the one as if all priorities were alike; with some that left `sequences`
+        self._ranks: list[tuple[int, int]] = []
+        self._arrivals: list[tuple[int, int]] = []
 
     def join(self, sequence: Sequence) -> None:
-        self.sequences[sequence.arrival] = sequence
-        heapq.heappush(self._places, sequence.arrival)
-        if len(self._places) > 2 * len(self.sequences) + STALE_PLACES_MAX:
-            self._places = sorted(self.sequences)
+        arrival = sequence.arrival
+        self.sequences[arrival] = sequence
+        heapq.heappush(self._ranks, (sequence.priority, arrival))
+        heapq.heappush(self._arrivals, (0, arrival))
+        for heap in (self._ranks, self._arrivals):
+            if len(heap) > 2 * len(self.sequences) + STALE_PLACES_MAX:
+                heap[:] = sorted({place for place in heap if place[1] in self.sequences})
 
     @property
     def first(self) -> Sequence:
-        while self._places[0] not in self.sequences:
-            heapq.heappop(self._places)
-        return self.sequences[self._places[0]]
+        fair = self.admitted % FAIR_EVERY == FAIR_EVERY - 1
+        heap = self._arrivals if fair else self._ranks
+        while heap[0][1] not in self.sequences:
+            heapq.heappop(heap)
+        return self.sequences[heap[0][1]]
 
 
 class _Line:
@@ -91,6 +101,12 @@ class _Line:
             client.deficit += TURN_TOKENS
             del clients[salt]
             clients[salt] = client
+
+    def admit(self, sequence: Sequence) -> None:
+        """It leaves for the batch, and its client pays for what it must compute."""
+        self._clients[sequence.salt].admitted += 1
+        self.charge(sequence, _cost(sequence))
+        self.leave(sequence)
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """Its client had so many tokens. One that is alone owes nobody."""
@@ -147,11 +163,12 @@ class Waiting:
 
     def admit(self, sequence: Sequence) -> None:
         """It leaves for the batch, which uses up its line's turn."""
-        if sequence not in self._preempted:
-            line = self._returned if sequence in self._returned else self._new
-            self._new_is_next = line is self._returned
-            line.charge(sequence, _cost(sequence))
-        self.leave(sequence)
+        if sequence in self._preempted:
+            del self._preempted[sequence]
+            return
+        line = self._returned if sequence in self._returned else self._new
+        self._new_is_next = line is self._returned
+        line.admit(sequence)
 
     def ended(self, sequence: Sequence) -> None:
         """It takes no place any more: its client's others pay for what it generated."""

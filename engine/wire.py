@@ -18,7 +18,7 @@ import msgspec
 # A frame holds at most one tokenizer (Hello) or one prompt of a few million ids (Submit). What is longer is a
 # broken or hostile peer, and the connection ends.
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 _LENGTH = struct.Struct(">I")
 
@@ -61,6 +61,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     credit: int
     generated: list[int] = []
     salt: str = ""  # sequences with different salts never share cached blocks
+    priority: int = 0  # lower goes first, among sequences of the same salt
 
 
 class Credit(msgspec.Struct, frozen=True, array_like=True, tag="credit"):

@@ -239,16 +239,26 @@ class Stream:
 
     __slots__ = (
         "choices", "client", "created", "deaths", "first_token_at", "framing", "grammar", "held_for", "id",
-        "idempotency", "key", "last_token_at", "log", "on_finish", "outcome", "poller", "readers", "request_id",
-        "table", "touched",
+        "idempotency", "key", "last_token_at", "log", "on_finish", "outcome", "poller", "priority", "readers",
+        "request_id", "table", "touched",
     )  # fmt: skip
 
-    def __init__(self, table: StreamTable, key: str, request_id: str, grammar: Grammar, *, client: str = "") -> None:
+    def __init__(
+        self,
+        table: StreamTable,
+        key: str,
+        request_id: str,
+        grammar: Grammar,
+        *,
+        client: str = "",
+        priority: int = 0,
+    ) -> None:
         self.table = table
         self.id = grammar.stream_id
         self.key = key
         self.request_id = request_id
         self.client = client  # its first reader's address, for the log
+        self.priority = priority  # among the requests of its key; lower goes first
         self.grammar = grammar
         self.choices: list[Choice] = []
         self.log = Log(table.limits.log_bytes_per_stream)

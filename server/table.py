@@ -155,6 +155,7 @@ class StreamTable:
         key: str,
         request_id: str,
         client: str = "",
+        priority: int = 0,
         text: TextOptions,
         collect: bool = False,
     ) -> Stream:
@@ -162,7 +163,7 @@ class StreamTable:
 
         Raises Busy before any engine work. The caller attaches a reader at once."""
         self._take_room(key, parts)
-        stream = Stream(self, key, request_id, grammar, client=client)
+        stream = Stream(self, key, request_id, grammar, client=client, priority=priority)
         self._streams[stream.id] = stream
         self._live[stream] = None
         self._with_slot.add(stream)
@@ -262,7 +263,15 @@ class StreamTable:
             self._count_queued(choice, 1)
         generated = choice.generated.tolist()
         self.engine.submit(
-            Submit(choice.sequence_id, choice.prompt, choice.sampling, choice.credit, generated, choice.stream.key)
+            Submit(
+                choice.sequence_id,
+                choice.prompt,
+                choice.sampling,
+                choice.credit,
+                generated,
+                salt=choice.stream.key,
+                priority=choice.stream.priority,
+            )
         )
 
     def _arm_deadlines(self, stream: Stream) -> None:

@@ -134,6 +134,7 @@ VLLM: dict[str, tuple[list[Any], list[Any]]] = {
     "min_tokens": ([0, 2, None], [-1]),
     "stop_token_ids": ([[1], [], None], [[-1], ["x"]]),
     "skip_special_tokens": ([True, False, None], ["x"]),
+    "priority": ([-(2**63), -1, 0, 2**63, None], [1.5, "1", 2**64, -(2**63) - 1]),
 }
 TABLES: dict[str, tuple[Any, dict[str, Any], dict[str, tuple[list[Any], list[Any]]]]] = {
     "/v1/chat/completions": (

@@ -174,6 +174,7 @@ class Generation:
                 key=call.key,
                 request_id=call.request_id,
                 client=call.client,
+                priority=request.priority or 0,
                 text=text,
                 collect=collect,
             )

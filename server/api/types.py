@@ -130,6 +130,7 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
+    priority: int | None = None  # lower goes first, among requests of one key
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -211,6 +212,7 @@ RANGES = {
     "logprobs": Range(0, TOP_LOGPROBS_MAX),  # in chat it is no number
     "top_logprobs": Range(0, TOP_LOGPROBS_MAX),
     "prompt_logprobs": Range(0, TOP_LOGPROBS_MAX),
+    "priority": Range(-(2**63), 2**64 - 1),  # what the engine's wire carries
 }
 
 _OFF: dict[str, tuple[Any, ...]] = {

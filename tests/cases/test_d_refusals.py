@@ -203,8 +203,9 @@ class TestD17HostileBodies:
 
     @pytest.mark.parametrize(
         "name",
-        ["max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "min_tokens", "frequency_penalty",
-         "presence_penalty", "repetition_penalty", "top_logprobs", "stop_token_ids", "logit_bias", "stream"],
+        ["max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "min_tokens", "priority",
+         "frequency_penalty", "presence_penalty", "repetition_penalty", "top_logprobs", "stop_token_ids",
+         "logit_bias", "stream"],
     )  # fmt: skip
     @pytest.mark.parametrize(
         "number", ["1e400", "-1e400", "9" * 400, "-" + "9" * 400, "9" * 5000, "1e-400000", "NaN", "Infinity", "0x10"]
@@ -250,6 +251,7 @@ WRONG: dict[str, list[Any]] = {
     "ignore_eos": [1, "true"],
     "stop_token_ids": [1, ["1"], [-1], [10**6], [1] * 257],
     "skip_special_tokens": [1, "no"],
+    "priority": ["1", 1.5, [], True],
     "user": [1, {}],
     "metadata": ["x", {"a": 1}, [1]],
     "store": [1, True],

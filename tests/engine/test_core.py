@@ -172,6 +172,7 @@ FLOATS = st.one_of(st.floats(0, 1), st.floats())
         ),
         credit=INTEGERS,
         generated=st.lists(st.one_of(st.integers(0, VOCAB - 1), INTEGERS), max_size=5),
+        priority=INTEGERS,
     )
 )
 def test_hostile_numbers_never_end_the_loop_nor_touch_a_neighbour(message: Submit) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.block_pool import BlockPool
+from engine.priority import LOSSES_MAX
 from engine.scheduler import CHUNK_TOKENS_MIN, Scheduler
 from engine.sequence import PARKED, RUNNING, WAITING, Sequence, Slice
 from engine.wire import Sampling
@@ -38,10 +39,17 @@ class Rig:
         self.computed_tokens = 0  # that the runner was asked for
 
     def submit(
-        self, prompt: list[int], *, credit: int = 1000, max_tokens: int = 8, generated: list[int] | None = None
+        self,
+        prompt: list[int],
+        *,
+        credit: int = 1000,
+        max_tokens: int = 8,
+        generated: list[int] | None = None,
+        **fields: Any,
     ) -> Sequence:
         tokens = prompt + (generated or [])
-        sequence = Sequence(len(self.live) + 1000, tokens, len(prompt), Sampling(max_tokens=max_tokens), credit)
+        id_ = max(self.live, default=999) + 1
+        sequence = Sequence(id_, tokens, len(prompt), Sampling(max_tokens=max_tokens), credit, **fields)
         self.live[sequence.id] = sequence
         self.scheduler.add(sequence)
         return sequence
@@ -442,6 +450,36 @@ def test_the_latest_parked_loses_its_blocks_first_and_who_waits_to_go_on_last() 
     assert held == [[2, 2, 2], [2, 0, 2], [0, 0, 2]]
 
 
+def test_the_least_important_is_preempted_whenever_it_was_admitted() -> None:
+    rig = Rig(blocks=6)
+    low = rig.submit(numbers(8), max_tokens=12, priority=1)
+    high = rig.submit(numbers(8, 100), max_tokens=12)
+    rig.run()
+    assert (low.losses > 0, high.losses) == (True, 0)
+    assert low.tokens[8:] == expected(numbers(8), 12)
+    assert high.tokens[8:] == expected(numbers(8, 100), 12)
+
+
+def test_priorities_take_no_place_from_another_key() -> None:
+    rig = Rig(blocks=6)
+    first = rig.submit(numbers(8), max_tokens=12, salt="a", priority=1)
+    second = rig.submit(numbers(8, 100), max_tokens=12, salt="b", priority=-1)
+    rig.run()
+    assert (first.losses, second.losses > 0) == (0, True)
+
+
+def test_an_endless_stream_of_better_ones_that_need_its_blocks_starves_nobody() -> None:
+    rig = Rig(blocks=6, running_max=3)
+    low = rig.submit(numbers(3), max_tokens=8, priority=9)
+    for turn in range(60):  # without an end to its losses it would be there for ever
+        while len(rig.live) - (low.id in rig.live) < 3:
+            rig.submit(numbers(6, (40 * turn + 7 * len(rig.live)) % 200 + 20), max_tokens=6)
+        rig.step()
+    assert low.id not in rig.live
+    assert low.losses == LOSSES_MAX
+    assert low.tokens[3:] == expected(numbers(3), 8)
+
+
 def test_a_pool_that_one_sequence_fills_serves_it_to_the_last_token() -> None:
     rig = Rig(blocks=3)
     sequence = rig.submit(numbers(2), max_tokens=100)
@@ -466,10 +504,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         live = list(self.rig.live.values())
         return data.draw(st.sampled_from(live)) if live else None
 
-    @rule(family=st.integers(0, 1), length=st.integers(1, 30), credit=st.integers(0, 12), more=st.integers(1, 12))
-    def submit(self, family: int, length: int, credit: int, more: int) -> None:
+    @rule(
+        family=st.integers(0, 1),
+        length=st.integers(1, 30),
+        credit=st.integers(0, 12),
+        more=st.integers(1, 12),
+        salt=st.sampled_from("ab"),
+        priority=st.integers(-2, 2),
+    )
+    def submit(self, family: int, length: int, credit: int, more: int, salt: str, priority: int) -> None:
+        """Of two keys, each with priorities."""
         prompt = numbers(min(length, self.rig.capacity - 1), family * 100)
-        self._add(prompt, [], credit, more)
+        self._add(prompt, [], credit, more, salt=salt, priority=priority)
 
     @rule(length=st.integers(5, 30), count=st.integers(2, 4), credit=st.integers(1, 12), more=st.integers(1, 12))
     def submit_choices(self, length: int, count: int, credit: int, more: int) -> None:
@@ -496,9 +542,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         """It shares its blocks, and takes up none whose logits it needs."""
         self._add(numbers(min(length, self.rig.capacity - 1)), [], credit, more, prompt_logprobs=1)
 
-    def _add(self, prompt: list[int], generated: list[int], credit: int, more: int, prompt_logprobs: int = -1) -> None:
+    def _add(
+        self,
+        prompt: list[int],
+        generated: list[int],
+        credit: int,
+        more: int,
+        prompt_logprobs: int = -1,
+        **fields: Any,
+    ) -> None:
         sampling = Sampling(max_tokens=len(generated) + more, prompt_logprobs=prompt_logprobs)
-        sequence = Sequence(len(self.known), prompt + generated, len(prompt), sampling, credit)
+        sequence = Sequence(len(self.known), prompt + generated, len(prompt), sampling, credit, **fields)
         self.known.append(sequence)
         self.rig.live[sequence.id] = sequence
         self.rig.scheduler.add(sequence)

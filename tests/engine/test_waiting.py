@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.priority import FAIR_EVERY
 from engine.sequence import Sequence
 from engine.waiting import DEBT_TOKENS_MAX, STALE_PLACES_MAX, TURN_TOKENS, Waiting
 from engine.wire import Sampling
 
 
-def sequence(number: int, *, admitted: bool = False, salt: str = "", tokens: int = 1) -> Sequence:
-    made = Sequence(number, [1] * tokens, tokens, Sampling(max_tokens=9), credit=9, salt=salt)
+def sequence(number: int, *, admitted: bool = False, salt: str = "", tokens: int = 1, priority: int = 0) -> Sequence:
+    made = Sequence(number, [1] * tokens, tokens, Sampling(max_tokens=9), credit=9, salt=salt, priority=priority)
     made.cached_tokens = 0 if admitted else -1
     return made
 
@@ -82,8 +83,9 @@ def test_who_leaves_and_joins_again_keeps_the_place(moves: list[tuple[int, bool]
             there.remove(number)
         assert len(waiting) == len(there)
         assert {each.id for each in waiting} == there
-        places = [client._places for client in waiting._new._clients.values()]
-        assert sum(map(len, places)) <= 2 * len(everyone) + STALE_PLACES_MAX
+        for client in waiting._new._clients.values():
+            for heap in (client._ranks, client._arrivals):
+                assert len(heap) <= 2 * len(everyone) + STALE_PLACES_MAX
     assert drained(waiting) == sorted(there)
 
 
@@ -181,3 +183,47 @@ def test_everybody_has_a_turn_once_each_client_in_its_order(joins: list[tuple[st
     for salt in "abc":
         of_client = [number for number in order if everyone[number].salt == salt]
         assert of_client == sorted(of_client)
+
+
+# Priorities are among a client's own
+
+
+def test_the_lower_number_goes_first_equals_in_their_order_and_every_few_whoever_came_first() -> None:
+    waiting = Waiting()
+    for number, priority in enumerate([5, 0, -1, 0, 5, 2**63, -1]):
+        waiting.join(sequence(number, priority=priority))
+    assert FAIR_EVERY == 4
+    assert drained(waiting) == [2, 6, 1, 0, 3, 4, 5]
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+def test_an_endless_stream_of_better_ones_starves_nobody(admitted: bool) -> None:
+    waiting = Waiting()
+    waiting.join(sequence(0, priority=9, admitted=admitted))
+    for number in range(1, 2 * FAIR_EVERY):
+        waiting.join(sequence(number, admitted=admitted))
+        first = waiting.first
+        waiting.admit(first)
+        if first.id == 0:
+            return
+    raise AssertionError("it waits still")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(-3, 3), st.booleans()), min_size=1, max_size=40),
+    st.integers(1, 600),
+)
+def test_priorities_never_change_whose_turn_it_is(joins: list[tuple[str, int, bool]], tokens: int) -> None:
+    orders = []
+    for counts in (0, 1):
+        waiting = Waiting()
+        everyone = [
+            sequence(number, salt=salt, tokens=tokens, priority=counts * priority, admitted=admitted)
+            for number, (salt, priority, admitted) in enumerate(joins)
+        ]
+        for each in everyone:
+            waiting.join(each)
+        order = drained(waiting)
+        assert sorted(order) == list(range(len(joins)))
+        orders.append([(joins[number][0], joins[number][2]) for number in order])
+    assert orders[0] == orders[1]

@@ -55,7 +55,16 @@ SAMPLING = st.builds(
     logit_bias=st.lists(st.tuples(I64, NUMBER), max_size=3).map(tuple),
 )
 TO_ENGINE = st.one_of(
-    st.builds(Submit, id=I64, prompt=IDS, sampling=SAMPLING, credit=I64, generated=IDS, salt=st.text(max_size=5)),
+    st.builds(
+        Submit,
+        id=I64,
+        prompt=IDS,
+        sampling=SAMPLING,
+        credit=I64,
+        generated=IDS,
+        salt=st.text(max_size=5),
+        priority=st.one_of(I64, U64),
+    ),
     st.builds(Credit, totals=st.lists(st.tuples(I64, I64), max_size=4)),
     st.builds(Cancel, ids=st.lists(I64, max_size=4)),
     st.just(Stats()),
