@@ -34,7 +34,10 @@ SERVER = [
 ]
 # The wheel of CUDA's runtime holds cuda_fp16.h and cuda_bf16.h, which kernels include.
 CUDA = ["cupy-cuda12x>=14,<15", "nvidia-cuda-nvrtc-cu12>=12.8,<13", "nvidia-cuda-runtime-cu12>=12.8,<13"]
+# Traces; the engine has none of it.
+OTEL = ["opentelemetry-sdk>=1.34,<2", "opentelemetry-exporter-otlp-proto-http>=1.34,<2"]
 TEST = [
+    *OTEL,
     "setuptools>=77,<90",
     "pytest>=8.3,<10",
     "pytest-timeout>=2.3,<3",
@@ -89,6 +92,6 @@ setup(
     cmdclass={"build_ext": BuildCPUOperators},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # nothing compiled depends on Python's version
     install_requires=[*SERVER, *ENGINE],
-    extras_require={"test": TEST, "cuda": CUDA},
+    extras_require={"test": TEST, "cuda": CUDA, "otel": OTEL},
     entry_points={"console_scripts": ["sluice = server.__main__:main"]},
 )

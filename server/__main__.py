@@ -45,6 +45,7 @@ from server.outcome import Outcome
 from server.table import StreamTable
 from server.tls import Certificates, TlsError
 from server.tools.formats import SYNTAXES, syntax_of
+from server.tracing import Tracer, open_exporter
 
 BACKLOG = 4096  # connections that wait for the loop: two thousand clients may come in one instant
 # The loop takes one connection of each listening descriptor in a turn. When each turn writes to hundreds of streams, a
@@ -57,6 +58,8 @@ FAREWELL_S = 2.0
 # A client's answer to our goodbye in TLS; nothing is lost without it.
 TLS_GOODBYE_S = 2.0
 DRAIN_LOOK_S = 0.02
+# For the last traces to reach their collector, if it is there.
+TRACES_FAREWELL_S = 3.0
 EXIT_S = 0.05  # from a second signal to the end: some turns of the loop, in which the last answers are written
 
 
@@ -75,6 +78,7 @@ class Server:
         self._certificates: Certificates | None = None
         self._keys = Keys(None)
         self._gateway: Gateway | None = None
+        self._tracer: Tracer | None = None
         self._stop = asyncio.Event()
         self._hurried = False  # a second signal came
 
@@ -117,6 +121,8 @@ class Server:
             server.close()
         if self._engines is not None:
             await self._engines.close()
+        if self._tracer is not None:
+            await self._tracer.exporter.close(TRACES_FAREWELL_S)
         if config.uds:
             os.unlink(config.uds)
         return 1 if self._hurried else 0
@@ -194,13 +200,15 @@ class Server:
         )
         engines.listen(table)
         self._metrics.live = self._live
+        exporter = open_exporter(os.environ, lambda sentence: self._log.event("traces", message=sentence))
+        self._tracer = Tracer(exporter, model.name, clock=time.monotonic) if exporter else None
         policy = Policy(
             cors_origins=config.cors_origins,
             loopback_hosts_only=not self._keys.required and not config.insecure and config.uds is None,
             metrics_access=config.metrics_access,
         )
         self._app = App(
-            Generation(table, model, ResponseStore(config.responses)),
+            Generation(table, model, ResponseStore(config.responses), self._tracer),
             self._metrics,
             gateway,
             policy,

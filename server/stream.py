@@ -26,6 +26,7 @@ from server.tools.pieces import Piece, TextPiece, ToolArguments, ToolCallBegin
 
 if TYPE_CHECKING:
     from server.table import StreamTable
+    from server.tracing import StreamTrace
 
 # Events of texts already seen, shared by all streams: a token that repeats costs a log but a place in its list.
 # A vocabulary has fewer; over it the table starts anew.
@@ -238,9 +239,9 @@ class Stream:
     """Made by `StreamTable.start`; ended by `finish`, whoever comes first."""
 
     __slots__ = (
-        "choices", "client", "created", "deaths", "first_token_at", "framing", "grammar", "held_for", "id",
-        "idempotency", "key", "last_token_at", "log", "on_finish", "outcome", "poller", "priority", "readers",
-        "request_id", "table", "touched",
+        "admitted_at", "choices", "client", "created", "deaths", "first_token_at", "framing", "grammar", "held_for",
+        "id", "idempotency", "key", "last_token_at", "log", "on_finish", "outcome", "poller", "priority", "readers",
+        "request_id", "table", "touched", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -269,11 +270,12 @@ class Stream:
         self.framing = ""  # the one it was started in, which a reader that names none gets
         self.outcome: Outcome | None = None
         self.created = table.clock()
-        self.first_token_at = self.last_token_at = 0.0
+        self.admitted_at = self.first_token_at = self.last_token_at = 0.0  # 0: not yet
         self.deaths = 0  # engines that died under it
         self.touched = False  # has news in the step that is being handled
         self.held_for: Callable[[], None] | None = None  # cancels the timer that waits for a reader's return
         self.on_finish: list[Callable[[], None]] = []
+        self.trace: StreamTrace | None = None  # until it is told, where somebody traces
 
     @property
     def live(self) -> list[Choice]:
@@ -328,6 +330,8 @@ class Stream:
         if self.held_for is not None:
             self.held_for()
             self.held_for = None
+            if self.trace is not None:
+                self.trace.note("a reader came back")
         self.readers.append(reader)
 
     def detach(self, reader: Reader) -> None:
@@ -335,8 +339,20 @@ class Stream:
         if reader not in self.readers:
             return
         self.readers.remove(reader)
-        if not self.readers and self.outcome is None:
+        if self.readers:
+            return
+        if self.outcome is None:
+            if self.trace is not None:
+                self.trace.note("the last reader left")
             self.table.hold(self)
+        else:
+            self._close_trace()
+
+    def _close_trace(self) -> None:
+        """It has ended, and nobody reads it any more; whoever still comes is no part of its trace."""
+        trace, self.trace = self.trace, None
+        if trace is not None:
+            trace.close(self)
 
     def renew(self) -> None:
         """A reader has read everything: let the engine run a window ahead of it. Granted in halves of a window."""
@@ -352,6 +368,8 @@ class Stream:
         if self.outcome is not None:
             return
         self.outcome = end
+        if self.trace is not None:
+            self.trace.finish()
         self.table.release(self)
         for event in self.grammar.closing(self, end):
             self.append(event)
@@ -359,6 +377,8 @@ class Stream:
         self.wake()
         for call in self.on_finish:
             call()
+        if not self.readers:
+            self._close_trace()
 
     def end_choice(self, choice: Choice, reason: str) -> None:
         """A choice ended well. With the last one the stream ends."""

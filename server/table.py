@@ -364,8 +364,11 @@ class StreamTable:
         choice.admitted = True
         choice.cached_tokens = min(admitted.cached_tokens, len(choice.prompt))
         self._count_queued(choice, -1)
-        if choice is choice.stream.choices[0]:
-            self._metrics.queue.observe(admitted.waited_s)  # the engine knows: it tells only when the step is done
+        stream = choice.stream
+        if choice is stream.choices[0]:
+            # The engine knows: it tells only when the step is done. One that died took its own count with it.
+            stream.admitted_at = self.clock() if stream.deaths else stream.created + admitted.waited_s
+            self._metrics.queue.observe(admitted.waited_s)
 
     def _stopped(self, choice: Choice) -> None:
         """A stop string came: what the engine makes from here on is dropped."""

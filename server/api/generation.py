@@ -27,6 +27,7 @@ from server.stream import Choice, Grammar, Stream
 from server.table import Busy, Part, StreamTable, TextOptions
 from server.tools.formats import CallFormat, Turn, written
 from server.tools.parser import HERMES, Syntax
+from server.tracing import Tracer
 
 # Longer prompts are tokenised in a thread: some milliseconds of the loop's time would delay every stream.
 ENCODE_INLINE_CHARS_MAX = 8192
@@ -59,6 +60,7 @@ class Generation:
     table: StreamTable
     model: Model
     responses: ResponseStore = field(default_factory=ResponseStore)
+    tracer: Tracer | None = None
 
     async def encode_sized(self, chars: int, encode: Callable[[], list[int]], param: str) -> list[int]:
         """`encode()`, off the loop when the text has many characters. Raises ApiError 400, and does no work, for a text
@@ -180,6 +182,8 @@ class Generation:
             )
         except Busy as busy:
             raise errors.from_busy(busy) from None
+        if self.tracer is not None:
+            stream.trace = self.tracer.begin(call, parts, seeded=request.seed is not None)
         call.stream_id = stream.id
         call.began = True
         call.on_stream(stream)
