@@ -62,6 +62,9 @@ TEST = [
 ]
 
 
+PAGE = ["*.html", "*.css", "*.js", "*.svg"]  # the playground
+
+
 class BuildCPUOperators(build_ext):
     """A plain shared library, by the same commands that a checkout uses at its first start."""
 
@@ -87,7 +90,7 @@ setup(
     packages=[*find_packages(include=["server*", "protocols*", "engine*"]), "engine._kernels"],
     # CUDA sources live in cuda/, which must never be a Python package: NVIDIA's own namespace package has that name.
     package_dir={"engine._kernels": "cuda"},
-    package_data={"engine._kernels": ["*.cu", "*.cuh"], "engine.cpu_ops": ["*.cpp", "*.h"]},
+    package_data={"engine._kernels": ["*.cu", "*.cuh"], "engine.cpu_ops": ["*.cpp", "*.h"], "server.playground": PAGE},
     ext_modules=[Extension("engine.cpu_ops.library", sources=[], optional=True)],
     cmdclass={"build_ext": BuildCPUOperators},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # nothing compiled depends on Python's version

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from server import playground
 from server.access_log import CLIENT_LEFT, AccessLog
 from server.api import anthropic_errors, errors, openapi, operations, streams, websocket
 from server.api import openai_responses as responses
@@ -66,6 +67,7 @@ class Route:
     handlers: dict[str, Handler]
     generates: str = ""
     open: bool = False  # answers without a key
+    page: bool = False  # a file of the playground: no part of the API and its description
     by_token: bool = False  # a GET by EventSource or WebSocket, which send no header, may bring an access token
     websocket: bool = False
 
@@ -155,7 +157,14 @@ class App:
             return operations.ready(engine=self._engine_up(), draining=self.draining)
 
         async def get_openapi(call: Call, _: str) -> Response:
-            return Response(200, openapi.document((route.path, route.handlers) for route in self.routes))
+            described = [(route.path, route.handlers) for route in self.routes if not route.page]
+            return Response(200, openapi.document(described))
+
+        def file(static: playground.StaticFile) -> Route:
+            async def get_file(call: Call, _: str) -> Response:
+                return static.answer(call)
+
+            return Route(static.path, {"GET": get_file}, open=True, page=True)
 
         async def get_metrics(call: Call, _: str) -> Response:
             return operations.metrics(metrics)
@@ -190,6 +199,7 @@ class App:
             Route("/metrics", {"GET": get_metrics}, open=True),
             Route("/status", {"GET": get_status}, open=True),
             Route("/openapi.json", {"GET": get_openapi}),
+            *map(file, playground.files(needs_key=gateway.keys.required, status_access=self._policy.metrics_access)),
         ]
 
     @property

@@ -12,19 +12,11 @@ from typing import Any
 import pytest
 
 from tests.clients.scripts import SCRIPTS
+from tests.support.browser import chromium
 from tests.support.serving import Server
-from tests.support.tools import npm_packages, tool
+from tests.support.tools import npm_packages
 
 FOLDER = Path(__file__).parent
-CHROMIUM_FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 
 class Pages(http.server.SimpleHTTPRequestHandler):
@@ -77,14 +69,9 @@ def node() -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium with a profile of its own. Not for longer than a module: playwright keeps a loop running."""
-    from playwright.sync_api import sync_playwright  # heavy, and only these tests need it
-
-    executable = tool("chromium", "chromium")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=executable, headless=True, args=list(CHROMIUM_FLAGS))
+    """See tests.support.browser."""
+    with chromium() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from protocols.http1 import Http1, Request
+from server import playground
 from server.access_log import AccessLog
 from server.api.generation import Generation
 from server.app import REQUEST_ID_CHARS_MAX, App, MetricsAccess, Policy, new_request_id
@@ -27,7 +28,8 @@ sha256 = "1ec1c26b50d5d3c58d9583181af8076655fe00756bf7285940ba3670f99fcba0"
 """
 
 # What answers without a key. A route that comes to this list was opened on purpose.
-OPEN = ("/health", "/ready", "/metrics", "/status")
+PAGE = tuple(file.path for file in playground.files(needs_key=True, status_access="loopback"))
+OPEN = ("/health", "/ready", "/metrics", "/status", *PAGE)
 
 
 class Unused:
@@ -168,6 +170,12 @@ class TestKeys:
             "/metrics/",
             "/%2e%2e/health",
             "/v1/models/../../health",
+            "//",
+            "/playground",
+            "/playground/",
+            "/playground/0000000000000000/main.js",
+            f"{PAGE[1]}/",
+            f"{PAGE[1]}/../../../v1/models",
         ],
     )
     def test_nothing_that_looks_like_an_open_route_is_one(self, keys: Keys, path: str) -> None:

@@ -1,0 +1,121 @@
+// Four ways to read the same answer. Each is a function (query, told, signal): it begins a stream by GET /v1/generate,
+// or the same on a WebSocket, tells of what comes by told.requests(), told.bytes(n) and told.tokens(texts), and
+// resolves at the end. It sets `told.stream` once it knows the id, so that the stream can be cancelled. `told.token` is
+// the field for addresses, where a key is used.
+
+import { ask, askJson, pause, socketAddress } from "./api.js";
+import { positionOf } from "./sse.js";
+
+const POLL_EVERY_MS = 250;
+const RETRY_BYTES = "retry: 1000\n".length; // in front of the first event
+
+const utf8 = new TextEncoder();
+const sizeOf = (text) => utf8.encode(text).length;
+
+/** The texts of chat chunks; an error in the stream is thrown. */
+function textsOf(chunks) {
+  return chunks.flatMap((chunk) => {
+    if (chunk.error) throw new Error(chunk.error.message);
+    return chunk.choices?.[0]?.delta.content || [];
+  });
+}
+
+async function polling(query, told, signal) {
+  told.requests();
+  const json = { headers: { Accept: "application/json" }, signal };
+  const { stream } = await askJson(`v1/generate?${query}`, json);
+  told.stream = stream;
+  for (let after = -1; ; ) {
+    told.requests();
+    const body = await ask(`v1/streams/${stream}?after=${after}`, json).then((answer) => answer.text());
+    told.bytes(sizeOf(body));
+    const { events, next, outcome } = JSON.parse(body);
+    told.tokens(textsOf(events.map(({ data }) => data)));
+    after = next - 1;
+    if (outcome) return;
+    await pause(POLL_EVERY_MS, signal);
+  }
+}
+
+async function chunked(query, told, signal) {
+  told.requests();
+  const answer = await ask(`v1/generate?${query}`, { headers: { Accept: "application/x-ndjson" }, signal });
+  told.stream = answer.headers.get("X-Stream-Id");
+  const decoder = new TextDecoder();
+  const reader = answer.body.getReader();
+  for (let rest = ""; ; ) {
+    const { done, value } = await reader.read();
+    if (done) throw new Error("The answer was cut.");
+    told.bytes(value.length);
+    const lines = (rest + decoder.decode(value, { stream: true })).split("\n");
+    rest = lines.pop();
+    const chunks = lines.filter(Boolean).map((line) => JSON.parse(line));
+    told.tokens(textsOf(chunks));
+    if (chunks.at(-1)?.done) return;
+  }
+}
+
+function sse(query, told, signal) {
+  told.requests();
+  return new Promise((resolve, reject) => {
+    const source = new EventSource(`v1/generate?${told.token}${query}`);
+    const end = (settle, value) => {
+      source.close();
+      settle(value);
+    };
+    signal.addEventListener("abort", () => end(reject, signal.reason), { once: true });
+    source.onmessage = ({ data, lastEventId }) => {
+      told.stream ??= lastEventId.slice(0, lastEventId.lastIndexOf(":"));
+      const first = positionOf(lastEventId) === 0;
+      told.bytes(sizeOf(`data: ${data}\nid: ${lastEventId}\n\n`) + (first ? RETRY_BYTES : 0));
+      if (data === "[DONE]") return end(resolve);
+      try {
+        told.tokens(textsOf([JSON.parse(data)]));
+      } catch (error) {
+        end(reject, error);
+      }
+    };
+    source.onerror = () => {
+      // By itself it comes back to where it was; closed is what the server refused.
+      if (source.readyState === EventSource.CLOSED) reject(new Error("The server refused the stream."));
+      else told.requests();
+    };
+  });
+}
+
+function webSocket(query, told, signal) {
+  told.requests();
+  const { prompt, max_tokens, temperature } = Object.fromEntries(new URLSearchParams(query));
+  const message = {
+    type: "generate",
+    id: "race",
+    messages: [{ role: "user", content: prompt }],
+    max_tokens: Number(max_tokens),
+    temperature: Number(temperature),
+  };
+  return new Promise((resolve, reject) => {
+    const socket = new WebSocket(socketAddress(`v1/ws?${told.token}`));
+    const end = (settle, value) => {
+      settle(value);
+      socket.close();
+    };
+    signal.addEventListener("abort", () => end(reject, signal.reason), { once: true });
+    socket.onopen = () => socket.send(JSON.stringify(message));
+    socket.onmessage = ({ data }) => {
+      told.bytes(sizeOf(data));
+      const { type, text, stream, error } = JSON.parse(data);
+      if (type === "started") told.stream = stream;
+      else if (type === "token") told.tokens([text]);
+      else if (type === "done") end(resolve);
+      else end(reject, new Error(error.message));
+    };
+    socket.onclose = () => reject(new Error("The socket was closed."));
+  });
+}
+
+export const LANES = [
+  { name: "Polling", note: `asks every ${POLL_EVERY_MS} ms`, run: polling },
+  { name: "Chunked", note: "NDJSON in chunks", run: chunked },
+  { name: "SSE", note: "EventSource", run: sse },
+  { name: "WebSocket", note: "a message a token", run: webSocket },
+];

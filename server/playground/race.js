@@ -1,0 +1,152 @@
+// The race: the same prompt at temperature 0, so that all four say the same, and what each of them costs.
+
+import { announce } from "./announce.js";
+import { ask, cancel, tokenField } from "./api.js";
+import { bytes, milliseconds, Pace } from "./figures.js";
+import { LANES } from "./lanes.js";
+import { paintTicks } from "./paint.js";
+
+const FIGURES = ["TTFT", "ITL, mean", "longest gap", "tokens", "bytes", "requests"];
+const SPAN_STEP_MS = 2000;
+
+const at = (id) => document.getElementById(id);
+const start = at("race-start"), stop = at("race-stop");
+const views = LANES.map(makeView);
+
+let ending = null;
+
+export function startRace() {
+  at("race-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!ending) race();
+  });
+  stop.addEventListener("click", () => ending?.abort(new Error("stopped")));
+}
+
+async function race() {
+  ending = new AbortController();
+  start.disabled = true;
+  stop.disabled = false;
+  const token = await prepare(ending.signal).catch(() => ""); // what is wrong each lane will say
+  const lanes = LANES.map((lane, n) => new Lane(lane, views[n]));
+  const query = queryOf(at("race-tokens").checkValidity() ? at("race-tokens").value : at("race-tokens").defaultValue);
+  let racing = true;
+  const paint = () => {
+    const latest = Math.max(...lanes.map((lane) => lane.pace.arrivals.at(-1) ?? 0));
+    const span = SPAN_STEP_MS * (1 + Math.floor(latest / SPAN_STEP_MS));
+    for (const lane of lanes) lane.show(span);
+    if (racing) requestAnimationFrame(paint);
+  };
+  paint();
+  await Promise.all(lanes.map((lane) => lane.run(query, token, ending.signal)));
+  racing = false;
+  paint();
+  announce(`The race is over. ${lanes.map((lane) => lane.summary).join(" ")}`);
+  ending = null;
+  start.disabled = false;
+  stop.disabled = true;
+}
+
+function queryOf(maxTokens) {
+  const prompt = at("race-prompt").value || at("race-prompt").defaultValue;
+  return new URLSearchParams({ prompt, max_tokens: maxTokens, temperature: "0" }).toString();
+}
+
+/** Of four equal prompts the first is computed for all, and would win: so that is done before. And the token is here
+ *  before anyone needs it. */
+async function prepare(signal) {
+  const answer = await ask(`v1/generate?${queryOf(1)}`, { headers: { Accept: "text/plain" }, signal });
+  await answer.text();
+  return tokenField();
+}
+
+function makeView({ name, note }) {
+  const card = document.createElement("article");
+  card.className = "lane";
+  const title = document.createElement("h3");
+  const small = document.createElement("small");
+  small.textContent = note;
+  title.append(`${name} `, small);
+  const strip = document.createElement("canvas");
+  strip.className = "strip";
+  strip.setAttribute("role", "img");
+  strip.setAttribute("aria-label", `${name}: when tokens came`);
+  const list = document.createElement("dl");
+  list.className = "figures";
+  const values = FIGURES.map((figure) => {
+    const [pair, term, value] = ["div", "dt", "dd"].map((name) => document.createElement(name));
+    term.textContent = figure;
+    value.textContent = "–";
+    pair.append(term, value);
+    list.append(pair);
+    return value;
+  });
+  const text = document.createElement("p");
+  text.className = "text";
+  text.tabIndex = 0;
+  text.setAttribute("role", "region");
+  text.setAttribute("aria-label", `${name}: the answer`);
+  card.append(title, strip, list, text);
+  at("lanes").append(card);
+  return { card, strip, values, text };
+}
+
+class Lane {
+  pace = new Pace();
+  #lane;
+  #view;
+  #bytes = 0;
+  #requests = 0;
+  #unshown = "";
+  #error = "";
+
+  constructor(lane, view) {
+    this.#lane = lane;
+    this.#view = view;
+    view.text.replaceChildren();
+    view.card.dataset.state = "running";
+  }
+
+  async run(query, token, signal) {
+    const told = {
+      token,
+      stream: undefined,
+      requests: () => this.#requests++,
+      bytes: (count) => (this.#bytes += count),
+      tokens: (texts) => {
+        if (texts.length) this.pace.arrive(texts.length);
+        this.#unshown += texts.join("");
+      },
+    };
+    try {
+      await this.#lane.run(query, told, signal);
+      this.#view.card.dataset.state = "done";
+    } catch (error) {
+      this.#view.card.dataset.state = signal.aborted ? "done" : "failed";
+      if (!signal.aborted) this.#error = error.message;
+      if (told.stream) await cancel(told.stream);
+    }
+  }
+
+  show(span) {
+    const { pace } = this;
+    const { strip, values, text } = this.#view;
+    const shown = [milliseconds(pace.ttft), milliseconds(pace.itl), milliseconds(pace.longestGap), pace.tokens];
+    shown.push(bytes(this.#bytes), this.#requests);
+    shown.forEach((value, n) => (values[n].textContent = value));
+    paintTicks(strip, pace.arrivals, span);
+    if (this.#unshown) {
+      text.append(this.#unshown);
+      text.normalize();
+      text.scrollTop = text.scrollHeight;
+      this.#unshown = "";
+    }
+    if (this.#error) text.textContent = this.#error;
+  }
+
+  get summary() {
+    const { ttft, longestGap } = this.pace;
+    const came = `first token after ${milliseconds(ttft)}, longest gap ${milliseconds(longestGap)}.`;
+    return `${this.#lane.name}: ${this.#error || came}`;
+  }
+}
