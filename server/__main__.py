@@ -378,6 +378,10 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["keys"]:
         return key_file.main(argv[1:])
+    if argv[:1] == ["top"]:
+        from server import top  # a server has no use for it
+
+        return top.main(argv[1:])
     return uvloop.run(_main(configuration.parse(argv)))
 
 

@@ -184,7 +184,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m server",
         usage="python -m server [options]   (--help lists them)",
         description="Serve a language model: tokens over SSE, chunked HTTP and WebSocket, the moment they exist.",
-        epilog="`python -m server keys add NAME` makes a key for --api-keys.",
+        epilog="`python -m server keys add NAME` makes a key for --api-keys; `python -m server top` shows the streams"
+        " of a running server. With the extra `otel` OTEL_EXPORTER_OTLP_ENDPOINT says where traces go.",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )

@@ -317,11 +317,14 @@ class Status(Answer):
 
 
 class EngineNow(Answer):
-    """The engine, or all of them together. `restarts` and `preemptions` count from the start."""
+    """The engine, or all of them together, and its sequences. `restarts` and `preemptions` count from the start."""
 
     up: bool
     restarts: int
     preemptions: int
+    waiting: int
+    running: int
+    parked: int
     running_max: int  # sequences in one step
 
 
