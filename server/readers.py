@@ -155,8 +155,10 @@ class Poller:
         self._changed: asyncio.Event = asyncio.Event()
 
     def pump(self) -> None:
-        """Wake the poll that waits, if one does."""
+        """Wake the poll that waits, if one does. What has ended needs no reader between two polls."""
         self._changed.set()
+        if self._stream.outcome is not None and not self._polls:
+            self._leave()
 
     def fail(self) -> None:
         """See Reader."""
@@ -191,7 +193,11 @@ class Poller:
     def renew_lease(self) -> None:
         """Stay for another lease; while a poll waits, for as long as it does."""
         self._attend()
-        if not self._polls:
+        if self._polls:
+            return
+        if self._stream.outcome is not None:
+            self._leave()
+        else:
             self._end_lease = self._call_later(self._lease_s, self._leave)
 
     def _attend(self) -> None:
@@ -203,5 +209,7 @@ class Poller:
             self._stream.attach(self)
 
     def _leave(self) -> None:
-        self._end_lease = None
+        if self._end_lease is not None:
+            self._end_lease()
+            self._end_lease = None
         self._stream.detach(self)

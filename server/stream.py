@@ -352,7 +352,10 @@ class Stream:
         """It has ended, and nobody reads it any more; whoever still comes is no part of its trace."""
         trace, self.trace = self.trace, None
         if trace is not None:
-            trace.close(self)
+            try:
+                trace.close(self)
+            except Exception:  # our own mistake, which is nobody's loss but its trace's
+                self.table.log_fault(self.request_id, traceback.format_exc())
 
     def renew(self) -> None:
         """A reader has read everything: let the engine run a window ahead of it. Granted in halves of a window."""

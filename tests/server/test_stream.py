@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -476,3 +478,21 @@ def test_a_return_after_the_end_needs_no_slot_and_changes_nothing() -> None:
     assert other.stream.outcome is None
     other.leave()
     assert rig.limiter.streams("alice") == 0
+
+
+def test_the_state_of_a_stream_costs_one_call() -> None:
+    """Every scrape of /metrics asks all of them, in one turn of the loop: nothing is called or made for a choice."""
+    rig = Rig()
+    streams = [rig.open(n=2).stream for _ in range(4)]
+    for stream in streams[1:]:
+        rig.admit(stream)
+    rig.run_dry(streams[2])
+    streams[3].readers[0].fail()
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, arg: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        states = [stream.state for stream in streams]
+    finally:
+        sys.setprofile(None)
+    assert states == ["queued", "running", "running", "detached"]
+    assert [name for name in calls if name != "<listcomp>"] == ["state"] * 4

@@ -10,6 +10,7 @@ import pytest
 from protocols.http1 import Request
 from server.http import Call
 from server.outcome import Outcome
+from server.readers import Poller
 from server.stream import Stream
 from server.table import Part
 from server.tracing import NOTES_MAX, Exporter, Span, Trace, Tracer, open_exporter
@@ -170,6 +171,35 @@ def test_the_stream_lasts_until_its_reader_has_all() -> None:
     assert seconds(rig.spans["decode"]) == (0.0, 0.0)
     Client(client.stream)  # one that comes late is another request's
     assert len(rig.exporter.traces) == 1
+
+
+def test_a_polled_stream_lasts_until_it_has_ended_and_no_longer() -> None:
+    """And not until its reader's lease is over."""
+    rig = Traced()
+    stream = rig.begin().stream
+    poller = Poller(stream, 30.0, rig.clock.call_later)
+    poller.renew_lease()
+    stream.readers[0].fail()  # it polls from here on
+    rig.admit(stream)
+    rig.clock.advance(2)
+    rig.end(stream)
+    assert seconds(rig.spans["stream"]) == (0.0, 2.0)
+    timers = rig.clock.pending
+    poller.renew_lease()  # a late poll of what has ended
+    assert rig.clock.pending == timers
+    assert stream.readers == []
+
+
+def test_a_mistake_of_ours_costs_the_trace_and_nothing_else() -> None:
+    rig = Traced()
+    client = rig.begin()
+    rig.exporter.put = lambda trace: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    rig.admit(client.stream)
+    rig.end(client.stream)
+    assert client.channel.finished
+    ((request_id, trace),) = rig.faults
+    assert request_id == "req"
+    assert "ZeroDivisionError" in trace
 
 
 def test_readers_that_leave_and_come_back_are_noted() -> None:
