@@ -10,6 +10,7 @@ BENCHMARKS = {
     "gateway": "what authentication, limits and balancing cost a request",
     "peers": "our server beside other servers: CPU time for each token, as ratios to a C writer",
     "quality": "what each type of weights costs in perplexity and greedy agreement",
+    "request": "what a request costs the server beside its tokens, without sockets",
     "stalled": "what streams that nobody reads cost those that are read",
     "transports": "each way to stream on one engine: latency, bytes, requests, CPU, memory",
 }

@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from hashlib import sha256
-from typing import cast
+from typing import TextIO, cast
 
 from bench.machine import describe, markdown, spread
 from engine.tokenizer import Tokenizer
@@ -49,6 +49,15 @@ FIELDS = (
 )  # fmt: skip
 
 
+CallLater = Callable[[float, Callable[[], None]], Callable[[], None]]
+
+
+def _at_once_or_never(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    if seconds == 0:
+        call()
+    return lambda: None
+
+
 class Engine:
     """Takes everything and says nothing."""
 
@@ -76,33 +85,44 @@ class Reader:
 
 
 class Server:
-    """A table and an app, with or without keys and limits."""
+    """A table and an app, with or without keys and limits. `call_later`: see StreamTable."""
 
-    def __init__(self, *, limited: bool) -> None:
+    def __init__(
+        self,
+        *,
+        limited: bool,
+        engine: Engine | None = None,
+        log: TextIO | None = None,
+        call_later: CallLater = _at_once_or_never,
+    ) -> None:
         names = [f"key-{number}" for number in range(KEYS)]
         digests = [sha256((SECRET if name == names[-1] else name).encode()).digest() for name in names]
         keys = [Key(name, digest, streams_max=PLENTY) for name, digest in zip(names, digests, strict=True)]
         rates = Rates(PLENTY, PLENTY) if limited else Rates()
         self.gateway = Gateway(Keys(keys if limited else None), rates, model="bench")
         self.key = names[-1] if limited else ""
-        self.tokenizer = Tokenizer(SPEC)
-        log = AccessLog("text", out=io.StringIO(), clock=time.monotonic)
+        engine = engine or Engine()
+        assert engine.hello is not None
+        spec = engine.hello.tokenizer
+        self.tokenizer = Tokenizer(spec)
+        access_log = AccessLog("text", out=log or io.StringIO(), clock=time.monotonic)
         metrics = Metrics()
         self.table = StreamTable(
-            Engine(),
+            engine,
             self.tokenizer,
             self.gateway.limiter,
             metrics,
             Limits(streams_max=10**6, queue_max=10**6, resume_ttl_s=0.0),
             clock=time.monotonic,
-            call_later=lambda seconds, call: call() or (lambda: None) if seconds == 0 else (lambda: None),
-            log_access=lambda stream: None,
-            log_fault=log.fault,
+            call_later=call_later,
+            log_access=access_log.stream if log else (lambda stream: None),
+            log_fault=access_log.fault,
         )
-        model = Model("bench", HELLO, self.tokenizer, ChatTemplate("", "", ""), 0)
+        template = ChatTemplate(spec.chat_template, spec.bos_token, spec.eos_token)
+        model = Model("bench", engine.hello, self.tokenizer, template, 0)
         policy = Policy(loopback_hosts_only=not limited)
         generation = Generation(self.table, model)
-        self.app = App(generation, metrics, self.gateway, policy, log, engine_up=lambda: True)
+        self.app = App(generation, metrics, self.gateway, policy, access_log, engine_up=lambda: True)
         fields = (*FIELDS, f"Authorization: Bearer {SECRET}") if limited else FIELDS
         head = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *fields, "", ""]).encode()
         request = Http1(max_header=4096).receive(head)[0]
