@@ -26,6 +26,8 @@ LENGTH_DIGITS_MAX = 18
 CHUNK_DIGITS_MAX = 16
 # A size line with its extensions; no known client sends extensions at all.
 CHUNK_LINE_BYTES_MAX = 1024
+# "GET / HTTP/1.1", its line end and an empty line: what comes in smaller pieces is read line by line.
+HEAD_BYTES_MIN = 18
 # RFC 9112 7.1.1 asks for a bound on the extensions of one request.
 EXTENSION_BYTES_MAX = 16 * 1024
 
@@ -37,8 +39,11 @@ _AUTHORITY = rb"(?P<host>" + _LITERAL + rb"|" + _NAME + rb")(?::(?P<port>[0-9]{0
 _QUOTED = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t \x21-\x7e\x80-\xff])*"'
 
 _first_of_method = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n")
-_request_line = re.compile(rb"(?P<method>" + _TOKEN + rb") (?P<target>[\x21-\x7e]+) HTTP/(?P<version>1\.[01])")
-_field = re.compile(rb"(" + _TOKEN + rb"):([\t \x21-\x7e\x80-\xff]*)")
+_REQUEST_LINE = rb"(?P<method>" + _TOKEN + rb") (?P<target>[\x21-\x7e]+) HTTP/1\.[01]"
+_FIELD = _TOKEN + rb":[\t \x21-\x7e\x80-\xff]*"
+_request_line = re.compile(_REQUEST_LINE)
+_field = re.compile(_FIELD)
+_head = re.compile(_REQUEST_LINE + rb"\r\n(?:" + _FIELD + rb"\r\n)*\r\n")
 _authority = re.compile(_AUTHORITY)
 _absolute = re.compile(rb"(?i:https?)://" + _AUTHORITY + rb"(?:[/?].*)?")
 _chunk_line = re.compile(
@@ -120,8 +125,11 @@ class Guard:
 
     def next_piece(self) -> bytes | None:
         """The next checked bytes, or None when the request is complete or more bytes must come. Raises Malformed."""
-        if self._state is _State.REQUEST_LINE and not self._read_request_line():
-            return None
+        if self._state is _State.REQUEST_LINE:
+            if self._searched == 0 and (head := self._take_whole_head()) is not None:
+                return head
+            if not self._read_request_line():
+                return None
         if self._state is _State.FIELDS:
             return self._read_fields()
         if self._state is _State.FIXED:
@@ -145,6 +153,23 @@ class Guard:
         if b"\r" in line:
             raise Malformed(400, f"a carriage return without a line feed in the {what}")
         return line
+
+    def _take_whole_head(self) -> bytes | None:
+        """The short way for a head that is here whole. It takes nothing that the way line by line would refuse, and
+        leaves it to that one to say what is wrong. Never for bytes that drip: those are searched once."""
+        buffer = self.buffer
+        end = buffer.find(b"\r\n\r\n") + 4 if len(buffer) >= HEAD_BYTES_MIN else 0
+        if not HEAD_BYTES_MIN <= end <= self._max_header:
+            return None
+        head = bytes(buffer[:end])
+        match = _head.fullmatch(head)
+        if match is None or head.count(b"\n") > FIELDS_MAX + 2:
+            return None
+        del buffer[:end]
+        _check_target(match["method"], match["target"])
+        self.framing = framing = check_head(head.split(b"\r\n")[:-1])
+        self._begin_body(framing)
+        return head
 
     def _read_request_line(self) -> bool:
         while True:
@@ -288,7 +313,10 @@ def _check_request_line(line: bytes) -> None:
     match = _request_line.fullmatch(line)
     if not match:
         raise Malformed(400, "malformed request line: it must be METHOD SP target SP HTTP/1.1 (or HTTP/1.0)")
-    method, target = match["method"], match["target"]
+    _check_target(match["method"], match["target"])
+
+
+def _check_target(method: bytes, target: bytes) -> None:
     if method == b"CONNECT":
         raise Malformed(501, "this server opens no tunnels")
     if b"#" in target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from http import HTTPStatus
 
 import h11
 import pytest
@@ -410,6 +411,45 @@ def test_calls_out_of_turn() -> None:
     for call in (lambda: http.body(b"x"), http.end):
         with pytest.raises(RuntimeError):
             call()
+
+
+NAMES = (
+    st.sampled_from([b"Date", b"X-Stream-Id", b"host", b"Connections", b"a:", b"a b", b"X: 1\r\nY", b""])
+    | st.binary(min_size=1, max_size=3)
+).filter(lambda name: name.lower() not in (b"content-length", b"transfer-encoding", b"connection"))
+VALUES = st.sampled_from([b"", b"a", b"a\t b", b"\xff", b" a", b"a ", b"a\r\nb: c", b"\x01"]) | st.binary(max_size=4)
+
+
+@given(
+    st.sampled_from([GET, b"GET / HTTP/1.0\r\n\r\n", b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n"]),
+    st.lists(st.tuples(NAMES, VALUES), max_size=4),
+    st.sampled_from([None, 0, 7]),
+    st.booleans(),
+    st.sampled_from([200, 404, 304, 204, 599, 99]),
+)
+def test_every_head_is_h11s(
+    request: bytes, fields: list[tuple[bytes, bytes]], length: int | None, close: bool, status: int
+) -> None:
+    """The fields that are written by hand stand as h11 would have written them, and what it refuses is refused."""
+    http, reference = connect(request), h11.Connection(h11.SERVER)
+    reference.receive_data(request)
+    while reference.their_state in (h11.IDLE, h11.SEND_BODY):
+        reference.next_event()
+    told = [*fields]
+    told += [(b"Content-Length", b"%d" % length)] if length is not None and status != 204 else []
+    told += [(b"Connection", b"close")] if close else []
+    try:
+        reason = HTTPStatus(status).phrase.encode() if status in (200, 404, 304, 204) else b""
+        response = h11.Response(status_code=status, headers=told, reason=reason)
+        refused = any(byte < 32 and byte != 9 or byte == 127 for _, value in fields for byte in value)
+    except h11.LocalProtocolError:
+        refused = True
+    if refused:
+        with pytest.raises(ValueError):
+            http.head(status, fields, length=length, close=close)
+        assert http.head(200, HEADERS, length=None)  # the response can still be made
+    else:
+        assert http.head(status, fields, length=length, close=close) == reference.send(response)
 
 
 @given(
