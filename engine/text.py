@@ -22,7 +22,6 @@ class TextStream:
     """
 
     __slots__ = (
-        "_direct",
         "_firsts",
         "_held",
         "_quiet",
@@ -31,7 +30,9 @@ class TextStream:
         "_strip",
         "_tail",
         "_whole",
+        "direct",
         "matched",
+        "memo",
         "stopped",
     )
 
@@ -47,13 +48,14 @@ class TextStream:
         pieces = tokenizer.pieces(skip_special=skip_special, shown=shown)
         self._raw = pieces.raw
         self._whole = pieces.whole
+        self.memo = pieces.memo
         self._stops = [_Stop(text) for text in stops]
         self._firsts = frozenset(text[0] for text in stops)
         self._strip = tokenizer.spec.strip_leading_space  # until the first byte came
         self._tail = b""  # an incomplete character, three bytes at most
         self._held = ""  # text that may turn out to be the start of a stop string
         self._quiet = not self._strip  # nothing is held, and nothing to strip
-        self._direct = self._quiet and not stops  # a whole piece is sent as it is
+        self.direct = self._quiet and not stops  # a whole piece is sent as it is
         self.stopped = False
         self.matched: str | None = None
 
@@ -63,9 +65,14 @@ class TextStream:
             text = self._whole[token_id]
         except IndexError:  # models pad their vocabulary, and may choose such an id
             return ""
-        if text is not None and (self._direct or (self._quiet and self._firsts.isdisjoint(text))):
+        if text is not None and (self.direct or (self._quiet and self._firsts.isdisjoint(text))):
             return text
         return self._advance(self._decode(self._raw[token_id]))
+
+    def whole(self, token_id: int) -> str:
+        """What `push` returns for this id whenever `direct` is set, and changes nothing by; "" if there is no such
+        text."""
+        return (self._whole[token_id] if token_id < len(self._whole) else None) or ""
 
     def flush(self) -> str:
         """What was held, at the end of the ids; a truncated character becomes U+FFFD."""
@@ -104,7 +111,7 @@ class TextStream:
             keep -= max(stop.state for stop in self._stops)
         self._held = window[keep:]
         self._quiet = not (self._held or self._tail or self._strip)
-        self._direct = self._quiet and not self._stops
+        self.direct = self._quiet and not self._stops
         return window[:keep]
 
 

@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ class Pieces:
 
     raw: list[bytes]
     whole: list[str | None]  # the same as text where the bytes alone are valid UTF-8, else None
+    memo: dict[int, Any] = field(default_factory=dict)  # what whoever shows whole pieces made of them, by id
 
 
 class Tokenizer:
@@ -154,8 +155,11 @@ class _Marks:
         self._any = re.compile(f"{nonce}(?P<masked>[0-9]*);|(?P<bare>{marker})")
         self._prefixes = {text[:k] for text in special for k in range(1, len(text))}
         self._prefix_chars_max = max(map(len, self._prefixes), default=0)
+        self._firsts = sorted({text[0] for text in special})
 
     def mask(self, text: str) -> str:
+        if not any(first in text for first in self._firsts):  # as in nearly all texts
+            return text
         masked = self._marker.sub(lambda match: self._masked[match[0]], text)
         body = masked.rstrip()  # a template may strip it
         for size in range(min(self._prefix_chars_max, len(body)), 0, -1):

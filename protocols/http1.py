@@ -29,6 +29,11 @@ _H11_SLACK_BYTES = 64 * 1024
 # Heads that h11 was asked for: one for each status, and for each length of the latest answers in one piece.
 FRAMINGS_KEPT = 256
 
+# Chunk sizes whose line is kept: a token's event has some 250 bytes. bytes.join makes a chunk in 2/3 of the time that
+# formatting takes.
+SIZES_KEPT = 1024
+
+_sizes = [b"%x\r\n" % size for size in range(SIZES_KEPT)]
 # Lines of fields as h11 writes them, unless it has something to say about one of that name.
 _plain_fields = re.compile(
     rb"(?:(?!(?i:connection|content-length|host|transfer-encoding):)[!#$%&'*+\-.^_`|~0-9A-Za-z]+: "
@@ -101,6 +106,9 @@ class _Write(enum.Enum):
     UNTIL_CLOSE = enum.auto()
     NOTHING = enum.auto()  # HEAD, 204, 304: body bytes are swallowed
     ENDED = enum.auto()
+
+
+_CHUNKED = _Write.CHUNKED  # an enumeration's members are slow to find, and each token asks
 
 
 class Http1:
@@ -243,8 +251,11 @@ class Http1:
 
     def body(self, data: bytes) -> bytes:
         """`data` framed. Empty data gives nothing: an empty chunk would end the body."""
-        if self._write is _Write.CHUNKED:
-            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        if self._write is _CHUNKED:
+            size = len(data)
+            if size < SIZES_KEPT:
+                return b"".join((_sizes[size], data, b"\r\n")) if data else b""
+            return b"%x\r\n%b\r\n" % (size, data)
         if self._write is _Write.UNTIL_CLOSE:
             return data
         if self._write is _Write.LENGTH:

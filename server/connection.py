@@ -349,7 +349,7 @@ class Connection(asyncio.Protocol):
 
     def _open(self, call: Call, answer: Streaming) -> None:
         """Write the head of a streamed answer, and let its reader write the rest."""
-        channel = HttpChannel(self, self._http)
+        channel = HttpChannel(self, self._http, self._keepalive)
         reader = channel.reader = ClientReader(answer.stream, answer.framing, channel, answer.cursor)
         answer.stream.attach(reader)
         if self.transport.is_closing():
@@ -369,10 +369,6 @@ class Connection(asyncio.Protocol):
         if self._eof:
             self._probe_half_close(channel)
         reader.pump()
-
-    def put_off_ping(self) -> None:
-        """Something was written."""
-        self._keepalive.put_off(self.host.deadlines.keepalive_s)
 
     def _on_quiet(self) -> None:
         channel = self._channel

@@ -15,8 +15,13 @@ from server.stream import Frame, Stream
 
 # EventSource waits three seconds by default before it comes back; a local restart or a proxy's cut is over sooner.
 RETRY_MS = 1000
+# Positions whose digits are kept, for all streams: most answers are shorter. Later ones are rendered one by one.
+DIGITS_KEPT = 4096
 DONE = b"[DONE]"
 DONE_LINE = b'{"done":true}'  # the same in NDJSON
+
+
+_digits = [b"%d" % position for position in range(DIGITS_KEPT)]
 
 
 class Framing(Protocol):
@@ -56,19 +61,27 @@ class Sse:
 
     def render(self, events: list[Event], first: int) -> bytes:
         """See Framing."""
-        out: list[bytes] = [b"retry: %d\n" % RETRY_MS] if first == 0 and events else []
-        for position, (choice, text, data, name) in enumerate(events, first):
-            if data is None:
-                before, behind, end = self._frames[choice]
+        if len(events) == 1 and 0 < first < DIGITS_KEPT:  # a token's, on its way
+            (event,) = events
+            if event.data is None:
+                before, behind, end = self._frames[event.choice]
                 if end is None:
-                    out.append(b"%b%b%b%d\n\n" % (before, text, behind, position))
+                    return b"".join((before, event.text, behind, _digits[first], b"\n\n"))
+        out: list[bytes] = [b"retry: %d\n" % RETRY_MS] if first == 0 and events else []
+        for position, event in enumerate(events, first):
+            data = event.data
+            number = _digits[position] if position < DIGITS_KEPT else b"%d" % position
+            if data is None:
+                before, behind, end = self._frames[event.choice]
+                if end is None:
+                    out += (before, event.text, behind, number, b"\n\n")
                 else:
-                    out.append(b"%b%b%b%d%b%d\n\n" % (before, text, behind, position, end, position))
+                    out += (before, event.text, behind, number, end, number, b"\n\n")
             elif data == DONE:
-                out.append(b"%b%d\ndata: [DONE]\n\n" % (self._id[1:], position))
+                out += (self._id[1:], number, b"\ndata: [DONE]\n\n")
             else:
-                out.append(b"%bdata: %b%b%d\n\n" % (_type_line(name), data, self._id, position))
-        return b"".join(out)
+                out += (_type_line(event.name), b"data: ", data, self._id, number, b"\n\n")
+        return b"".join(out)  # one copy of each byte: bytes are formatted in half again the time
 
 
 def _type_line(name: str) -> bytes:
@@ -91,11 +104,11 @@ class Ndjson:
     def render(self, events: list[Event], first: int) -> bytes:
         """See Framing."""
         out: list[bytes] = []
-        for position, (choice, text, data, _) in enumerate(events, first):
-            if data is None:
-                out.append(self._frames[choice].data(text, position))
+        for position, event in enumerate(events, first):
+            if event.data is None:
+                out.append(self._frames[event.choice].data(event.text, position))
             else:
-                out.append(DONE_LINE if data == DONE else data)
+                out.append(DONE_LINE if event.data == DONE else event.data)
         if events and events[-1].data != DONE and self._is_over(first + len(events)):
             out.append(DONE_LINE)
         return b"\n".join([*out, b""])
@@ -129,9 +142,10 @@ def polled(stream: Stream, events: list[Event], first: int) -> bytes:
     """The JSON answer to a poll."""
     frames = stream.grammar.frames
     shown: list[bytes] = []
-    for position, (choice, text, data, name) in enumerate(events, first):
+    for position, event in enumerate(events, first):
+        data, name = event.data, event.name
         if data is None:
-            data, name = frames[choice].data(text, position), frames[choice].name
+            data, name = frames[event.choice].data(event.text, position), frames[event.choice].name
         elif data == DONE:
             data = b'"[DONE]"'
         shown.append(b'{"n":%d,"event":"%b","data":%b}' % (position, name.encode() or b"message", data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocols.http1 import Http1
+from server.flow import Alarm
 from server.readers import ClientReader
 
 if TYPE_CHECKING:
@@ -14,20 +15,22 @@ if TYPE_CHECKING:
 class HttpChannel:
     """A reader's way to the client: the body of one streamed answer."""
 
-    __slots__ = ("_connection", "_http", "_write", "reader", "writable")
+    __slots__ = ("_connection", "_http", "_keepalive", "_keepalive_s", "_write", "reader", "writable")
 
     reader: ClientReader
 
-    def __init__(self, connection: Connection, http: Http1) -> None:
+    def __init__(self, connection: Connection, http: Http1, keepalive: Alarm) -> None:
         self._connection = connection
         self._http = http
+        self._keepalive = keepalive  # rings for a ping; the connection set it
+        self._keepalive_s = connection.host.deadlines.keepalive_s
         self._write = connection.transport.write
         self.writable = True
 
     def write(self, data: bytes) -> None:
         """One piece of the body."""
         self._write(self._http.body(data))
-        self._connection.put_off_ping()
+        self._keepalive.put_off(self._keepalive_s)
 
     def ping(self) -> None:
         """Show that the server lives."""

@@ -8,15 +8,16 @@ go, and `first` says which one is the oldest that is held. What is held never ch
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
 
-# What Python keeps for an event beside its bytes: the tuple, two bytes objects and a place in the list.
+import msgspec
+
+# What Python keeps for an event beside its bytes: the struct, two bytes objects and a place in the list.
 EVENT_OVERHEAD_BYTES = 160
 # Dropped events are cut off the list's head in one go, once there are so many: cutting one each time is quadratic.
 TRIM_EVENTS_MIN = 256
 
 
-class Event(NamedTuple):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """Text of a choice (`data` None), or an event that is rendered already."""
 
     choice: int  # -1: of none
@@ -25,13 +26,23 @@ class Event(NamedTuple):
     name: str = ""  # the event's type, in grammars that have types
 
 
+class Total:
+    """Bytes of many logs together."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class Log:
     """`bytes_max`: when the events outgrow it, the oldest go. The last one always stays, and so do those from
-    `keep_from` on, which the furthest reader has not read: its credit bounds them."""
+    `keep_from` on, which the furthest reader has not read: its credit bounds them. `total` counts the bytes too."""
 
-    __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "end", "keep_from", "size")
+    __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "_total", "end", "keep_from", "size")
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, total: Total | None = None) -> None:
+        self._total = total or Total()
         self._events: list[Event] = []
         self._offset = 0  # position of _events[0]
         self._dropped = 0  # how many at the list's head are dropped already
@@ -45,26 +56,31 @@ class Log:
         """Position of the oldest event held."""
         return self._offset + self._dropped
 
-    def append(self, event: Event) -> int:
-        """Add an event at `end`; by how many bytes the log is larger now."""
+    def append(self, event: Event) -> None:
+        """Add an event at `end`."""
+        growth = EVENT_OVERHEAD_BYTES + len(event.text)
+        if event.data:
+            growth += len(event.data)
         self._events.append(event)
         self.end += 1
-        growth = _cost(event)
-        self.size += growth
-        return growth - self._drop() if self.size > self._bytes_max else growth
+        self.size = size = self.size + growth
+        self._total.bytes += growth
+        if size > self._bytes_max:
+            self._drop()
 
-    def _drop(self) -> int:
-        """Let the oldest events go, as far as there are too many bytes and they may; how many bytes that were."""
+    def _drop(self) -> None:
+        """Let the oldest events go, as far as there are too many bytes and they may."""
         before = self.size
         droppable = min(self.keep_from - self._offset, len(self._events) - 1)
         while self.size > self._bytes_max and self._dropped < droppable:
-            self.size -= _cost(self._events[self._dropped])
+            event = self._events[self._dropped]
+            self.size -= EVENT_OVERHEAD_BYTES + len(event.text) + len(event.data or b"")
             self._dropped += 1
         if self._dropped >= TRIM_EVENTS_MIN:
             del self._events[: self._dropped]
             self._offset += self._dropped
             self._dropped = 0
-        return before - self.size
+        self._total.bytes -= before - self.size
 
     def slice(self, start: int, stop: int) -> list[Event]:
         """Events at positions start … stop-1. Raises LookupError when `start` was dropped."""
@@ -72,7 +88,3 @@ class Log:
         if start < offset + self._dropped:
             raise LookupError(f"position {start} is no longer held; the first one is {self.first}")
         return self._events[start - offset : stop - offset]
-
-
-def _cost(event: Event) -> int:
-    return EVENT_OVERHEAD_BYTES + len(event.text) + (len(event.data) if event.data else 0)

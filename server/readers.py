@@ -58,7 +58,8 @@ class ClientReader:
         channel, stream, log = self.channel, self.stream, self.stream.log
         cursor, end = self.cursor, log.end
         while cursor < end and channel.writable:
-            start, cursor = cursor, min(end, cursor + self.burst_events)
+            start = cursor
+            cursor = end if end - cursor <= self.burst_events else cursor + self.burst_events
             try:
                 events = log.slice(start, cursor)
             except LookupError:  # it was so slow, beside a faster reader, that its events are gone

@@ -153,7 +153,11 @@ class Choice:
     shown: list[str] | None = None  # the text so far, kept only for an answer in one piece
     calls: list[ToolCall] = field(default_factory=list)  # likewise
     logprobs: list[tuple[int, Logprob]] | None = None  # likewise
+    plain: bool = field(init=False)  # an event of its text is shared by all streams
     prompt_logprobs: list[Logprob] | None = None  # of its prompt's ids from the second on; None: not told
+
+    def __post_init__(self) -> None:
+        self.plain = self.index == 0 and self.parser is None and self.shown is None
 
     def allow(self, total: int, window: int) -> None:
         """Let it reach `total` generated tokens. It needs its next credit when half a window of that is left."""
@@ -163,12 +167,25 @@ class Choice:
     def push(self, token: int, logprob: Logprob | None) -> bool:
         """Append a token to the log. True when a stop string was completed."""
         self.generated.append(token)
+        if self.plain and logprob is None and self.text.direct:  # as nearly always: a piece, whatever came before
+            event = self.text.memo.get(token) or self._remember(token)
+            if event is not None:
+                self.stream.log.append(event)
+                return False
         text = self.text.push(token)
         if logprob is not None and self.logprobs is not None:
             self.logprobs.append((token, logprob))
         if text or logprob is not None:
             self._show(text, logprob)
         return self.text.stopped
+
+    def _remember(self, token: int) -> Event | None:
+        """The event of an id's whole piece, from now on for all streams; None if it has none."""
+        text = self.text.whole(token)
+        if not text:
+            return None
+        event = self.text.memo[token] = text_event(0, text)
+        return event
 
     def tell_prompt(self, logprobs: list[Logprob]) -> None:
         """The prompt's log probabilities, kept only for an answer in one piece."""
@@ -222,7 +239,7 @@ class Choice:
     def _with_logprobs(self, event: Event, logprob: Logprob) -> Event:
         grammar = self.stream.grammar
         data = grammar.with_logprobs(self, event.text, logprob)
-        return event._replace(data=data, name=grammar.frames[self.index].name)
+        return Event(event.choice, event.text, data, grammar.frames[self.index].name)
 
     def _keep(self, piece: Piece) -> None:
         if self.shown is None:
@@ -262,7 +279,7 @@ class Stream:
         self.priority = priority  # among the requests of its key; lower goes first
         self.grammar = grammar
         self.choices: list[Choice] = []
-        self.log = Log(table.limits.log_bytes_per_stream)
+        self.log = Log(table.limits.log_bytes_per_stream, table.logs)
         self.log.keep_from = 0
         self.readers: list[Reader] = []
         self.poller: Reader | None = None  # the one reader that all polls share
@@ -313,12 +330,12 @@ class Stream:
 
     def append(self, event: Event) -> None:
         """Add to the log; the readers see it at the next `wake`."""
-        self.table.log_bytes += self.log.append(event)
+        self.log.append(event)
 
     def wake(self) -> None:
         """Let every reader take what is new. Our own mistake in one of them ends that one, and not the step that all
         streams share."""
-        for reader in tuple(self.readers):
+        for reader in self.readers if len(self.readers) == 1 else tuple(self.readers):
             try:
                 reader.pump()
             except Exception:
@@ -359,8 +376,7 @@ class Stream:
 
     def renew(self) -> None:
         """A reader has read everything: let the engine run a window ahead of it. Granted in halves of a window."""
-        log = self.log
-        log.keep_from = log.end
+        self.log.keep_from = self.log.end
         for choice in self.choices:
             made = len(choice.generated)
             if made >= choice.due and not choice.reason:

@@ -20,6 +20,7 @@ from engine.text import TextStream
 from engine.tokenizer import Tokenizer
 from engine.wire import Admitted, End, Gauges, Hello, Logprob, Sampling, Step, Submit
 from server import outcome as outcomes
+from server.log import Total
 from server.metrics import Metrics
 from server.outcome import Outcome
 from server.stream import Choice, Grammar, Stream
@@ -126,7 +127,7 @@ class StreamTable:
         self.tokenizer = tokenizer
         self.limits = limits
         self.clock = clock
-        self.log_bytes = 0  # of all logs together
+        self.logs = Total()
         self._allowance = allowance
         self._metrics = metrics
         self.call_later = call_later
@@ -301,12 +302,14 @@ class StreamTable:
         for told in step.prompt_logprobs:
             if choice := self._choices.get(told.id):
                 self._tell_prompt(choice, told.logprobs)
-        logprobs = {best.index: best for best in step.logprobs} if step.logprobs else None
+        logprobs: list[Logprob | None] = [None] * len(step.ids)
+        for best in step.logprobs:
+            logprobs[best.index] = best
         unshown = {end.id for end in step.ends if end.by_token} if step.ends else ()
         choices = self._choices
         before = self._stepped_at
         discarded = steady = 0
-        for index, (sequence_id, token) in enumerate(zip(step.ids, step.tokens, strict=True)):
+        for sequence_id, token, logprob in zip(step.ids, step.tokens, logprobs, strict=True):
             choice = choices.get(sequence_id)
             if choice is None:
                 discarded += 1
@@ -324,7 +327,7 @@ class StreamTable:
                 choice.generated.append(token)  # it counts, and ends the text without being any
             else:
                 try:
-                    if choice.push(token, logprobs.get(index) if logprobs else None):
+                    if choice.push(token, logprob):
                         self._stopped(choice)
                 except Exception:  # our own mistake ends this stream, not the step that all share
                     self._fail(stream)
@@ -437,7 +440,7 @@ class StreamTable:
 
     def trim(self) -> None:
         """Keep all logs together within their budget: the oldest finished ones go first."""
-        while self.log_bytes > self.limits.log_bytes and self._finished:
+        while self.logs.bytes > self.limits.log_bytes and self._finished:
             self.forget(next(iter(self._finished)))
 
     def _give_slot(self, stream: Stream) -> None:
@@ -450,7 +453,7 @@ class StreamTable:
         if self._streams.pop(stream.id, None) is None:
             return
         del self._finished[stream]
-        self.log_bytes -= stream.log.size
+        self.logs.bytes -= stream.log.size
         if stream.idempotency is not None:
             del self._by_name[stream.key, stream.idempotency[0]]
         self._gone[stream.id] = stream.key

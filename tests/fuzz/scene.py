@@ -363,7 +363,7 @@ class Scene:
         assert not self.engine.live, "a sequence that nobody cancelled"
         assert self.loop.timers == 0, [h for h in self.loop._scheduled if not h.cancelled()]
         assert not any(asked.answering for asked in self.program.asked), "a task that nobody cancelled"
-        assert self.table.log_bytes == 0
+        assert self.table.logs.bytes == 0
         ended = sum(count for (_, outcome), count in self.metrics.ended.items() if outcome != REFUSED)
         assert sum(self.metrics.started.values()) == ended + sum(
             count for (_, outcome), count in self.metrics.ended.items() if outcome == REFUSED

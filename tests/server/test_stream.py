@@ -65,7 +65,7 @@ def test_finish_frees_everything() -> None:
     assert rig.clock.pending == 1  # the log's own end
     rig.clock.advance(rig.limits.resume_ttl_s)
     assert rig.clock.pending == 0
-    assert rig.table.log_bytes == 0
+    assert rig.table.logs.bytes == 0
 
 
 def test_a_normal_end_is_not_cancelled_at_the_engine() -> None:

@@ -184,7 +184,7 @@ def test_over_the_budget_the_oldest_finished_stream_goes_first() -> None:
     held = [rig.table.find(stream.id, "") is not None for stream in streams]
     assert held == sorted(held)
     assert not held[0]
-    assert rig.table.log_bytes <= 4000
+    assert rig.table.logs.bytes <= 4000
 
 
 def test_a_stream_that_grows_makes_room_though_none_ends() -> None:
@@ -194,7 +194,7 @@ def test_a_stream_that_grows_makes_room_though_none_ends() -> None:
     growing = rig.open()
     rig.run_dry(growing.stream, steps_max=50)
     assert rig.table.find(done.stream.id, "") is None
-    assert rig.table.log_bytes == growing.stream.log.size
+    assert rig.table.logs.bytes == growing.stream.log.size
 
 
 def test_live_streams_are_never_dropped_for_the_budget() -> None:
@@ -213,7 +213,7 @@ def test_the_books_are_even_when_a_stream_over_the_budget_ends() -> None:
         rig.end(client.stream)
         assert client.channel.finished == 1
         assert client.text == "hello"
-    assert rig.table.log_bytes == 0
+    assert rig.table.logs.bytes == 0
 
 
 def test_a_reader_finishes_a_stream_that_was_dropped_under_it() -> None:
@@ -670,8 +670,8 @@ class TableMachine(RuleBasedStateMachine):
             return
         table = self.rig.table
         held = [s for s in self.streams if table.find(s.id, s.key) is not None]
-        assert table.log_bytes == sum(stream.log.size for stream in held)
-        assert table.log_bytes <= self.rig.limits.log_bytes or not table._finished
+        assert table.logs.bytes == sum(stream.log.size for stream in held)
+        assert table.logs.bytes <= self.rig.limits.log_bytes or not table._finished
 
     @invariant()
     def every_client_has_an_unbroken_part_of_its_stream(self) -> None:
@@ -690,7 +690,7 @@ class TableMachine(RuleBasedStateMachine):
         self.started_is_the_sum_of_ended_and_live()
         self.slots_belong_to_live_streams_with_readers()
         assert not list(self.rig.table.live)
-        assert (self.rig.clock.pending, self.rig.table.log_bytes) == (0, 0)
+        assert (self.rig.clock.pending, self.rig.table.logs.bytes) == (0, 0)
 
 
 TestTable = TableMachine.TestCase

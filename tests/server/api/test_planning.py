@@ -269,7 +269,8 @@ def started(rig: Rig, request: ChatRequest | CompletionRequest) -> Stream:
 def events(stream: Stream) -> list[dict[str, Any]]:
     frames = stream.grammar.frames
     datas = []
-    for position, (choice, text, data, _) in enumerate(stream.log.slice(0, stream.log.end)):
+    for position, event in enumerate(stream.log.slice(0, stream.log.end)):
+        choice, text, data = event.choice, event.text, event.data
         datas.append(data if data is not None else frames[choice].data(text, position))
     assert datas.pop() == b"[DONE]"
     return [json.loads(data) for data in datas]
