@@ -24,6 +24,7 @@ _QUIET_PATHS = frozenset(("/health", "/ready", "/metrics", "/status"))
 # What a client chose is shown up to here.
 SHOWN_CHARS_MAX = 200
 
+_word = re.compile(r"[!#-<>-~]+")  # what needs no quotes
 _named = re.compile(r"^(/v1/(?:streams/|responses/(?:resp_)?)[^/]{8})[^/]*")
 
 Value = str | int | float | None
@@ -39,6 +40,8 @@ class AccessLog:
         self._out = out or sys.stderr
         self._clock = clock
         self._now = now
+        self._second = -1
+        self._stamp = ""  # of that second
 
     def request(self, call: Call, status: int) -> None:
         """An answer that is no stream's."""
@@ -54,7 +57,7 @@ class AccessLog:
                 "path": _without_ids(call.path)[:SHOWN_CHARS_MAX],
                 "status": status,
                 "key": call.key,
-                "ms": round(seconds * 1000, 1),
+                "ms": _ms(seconds),
             },
         )
 
@@ -88,8 +91,8 @@ class AccessLog:
             "prompt_tokens": stream.prompt_tokens,
             "cached_tokens": stream.cached_tokens,
             "completion_tokens": stream.completion_tokens,
-            "ttft_ms": None if ttft is None else round(ttft * 1000, 1),
-            "ms": round((self._clock() - stream.created) * 1000, 1),
+            "ttft_ms": None if ttft is None else _ms(ttft),
+            "ms": _ms(self._clock() - stream.created),
         }
         if end.message:
             fields["message"] = end.message[:SHOWN_CHARS_MAX]
@@ -104,13 +107,21 @@ class AccessLog:
         self._write(name, fields)
 
     def _write(self, kind: str, fields: dict[str, Value]) -> None:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now()))
+        if (second := int(self._now())) != self._second:
+            self._second = second
+            self._stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
         if self._json:
-            line = json.dumps({"time": stamp, "event": kind, **fields})
+            line = json.dumps({"time": self._stamp, "event": kind, **fields})
         else:
-            line = f"{stamp} {kind} " + " ".join(f"{k}={_shown(v)}" for k, v in fields.items() if v not in (None, ""))
+            shown = [f"{name}={_shown(value)}" for name, value in fields.items() if value is not None and value != ""]
+            line = " ".join([self._stamp, kind, *shown])
         with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more; the streams go on
             self._out.write(line + "\n")
+
+
+def _ms(seconds: float) -> float:
+    """Milliseconds, to a tenth."""
+    return int(seconds * 10_000 + 0.5) / 10
 
 
 def _without_ids(path: str) -> str:
@@ -120,5 +131,6 @@ def _without_ids(path: str) -> str:
 
 def _shown(value: Value) -> str:
     """A value on one line; quoted when it isn't a plain word."""
-    text = str(value)
-    return text if text.isascii() and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)
+    if not isinstance(value, str):
+        return str(value)
+    return value if _word.fullmatch(value) else json.dumps(value)

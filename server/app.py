@@ -40,7 +40,7 @@ EXPOSED = b"X-Stream-Id, X-Request-Id, X-Stream-From, Retry-After, Request-Id, "
     b"x-ratelimit-%b-%b" % (what, of) for of in (b"requests", b"tokens") for what in (b"limit", b"remaining", b"reset")
 )
 
-_request_id = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,%d}" % REQUEST_ID_CHARS_MAX)
+_request_id = re.compile(rf"[A-Za-z0-9._:/+=@-]{{1,{REQUEST_ID_CHARS_MAX}}}")
 _loopback_host = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _lone_surrogate = re.compile("[\ud800-\udfff]")
 
@@ -211,9 +211,9 @@ class App:
 
     def refuse(self, call: Call) -> Response | None:
         """See Program. Also names the request and finds out who asks."""
-        given = call.request.header(b"x-request-id")
-        if given is not None and _request_id.fullmatch(given):
-            call.request_id = given.decode()
+        given = call.header(b"x-request-id")
+        if given and _request_id.fullmatch(given):
+            call.request_id = given
         try:
             return self._refuse(call)
         except ApiError as error:
@@ -271,10 +271,10 @@ class App:
 
     def _refuse(self, call: Call) -> Response | None:
         request = call.request
-        if _lone_surrogate.search(call.path) or "\0" in call.path:
+        if "\0" in call.path or (not call.path.isascii() and _lone_surrogate.search(call.path)):
             raise ApiError(400, "the path is not valid UTF-8")
-        if self._policy.loopback_hosts_only and request.host and not _loopback_host.fullmatch(request.host):
-            message = f"the Host {request.host!r} is not a loopback name; a server for others needs --api-keys"
+        if self._policy.loopback_hosts_only and (host := request.host) and not _loopback_host.fullmatch(host):
+            message = f"the Host {host!r} is not a loopback name; a server for others needs --api-keys"
             raise ApiError(403, message, code="host_not_allowed")
         if request.method == "OPTIONS":
             return self._preflight(call)
@@ -358,10 +358,10 @@ class App:
         allow = ", ".join([*known[0].handlers, "OPTIONS"]) if known else "GET, POST, DELETE, OPTIONS"
         headers: Headers = ((b"Allow", allow.encode()), *self._common(call))
         if self._is_listed(call.header(b"origin")) and call.header(b"access-control-request-method"):
-            asked = call.request.header(b"access-control-request-headers") or b"authorization, content-type"
+            asked = call.header(b"access-control-request-headers") or "authorization, content-type"
             headers += (
                 (b"Access-Control-Allow-Methods", allow.encode()),
-                (b"Access-Control-Allow-Headers", asked[:1024]),
+                (b"Access-Control-Allow-Headers", asked[:1024].encode("latin-1")),
                 (b"Access-Control-Max-Age", b"%d" % PREFLIGHT_MAX_AGE_S),
             )
         return Response(204, headers=headers)

@@ -47,6 +47,8 @@ class ChatTemplate:
             try:
                 environment = _environment(now)
                 self._template = environment.from_string(source)
+                # Jinja chains the environment's names and the template's own, and copies them, in Python, to render.
+                self._template.globals = dict(self._template.globals)
                 self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
             except jinja2.TemplateError as error:
                 self._problem = f"the model's chat template can't be compiled: {error}"
@@ -115,7 +117,9 @@ def encode_chat(
     """
     guard = _Guard(tokenizer)
     try:
-        messages, tools, kwargs = guard.value((messages, tools, kwargs))
+        messages = guard.value(messages)
+        if tools or kwargs:
+            tools, kwargs = guard.value((tools, kwargs))
     except RecursionError:
         raise ChatError("messages are nested too deeply") from None
     text = template.render(
@@ -141,12 +145,15 @@ class _Guard:
     def value(self, value: Any) -> Any:
         if isinstance(value, str):
             guarded = self._guard(value)
-            self.masked |= guarded is not value
+            if guarded is not value:
+                self.masked = True
             return guarded
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return {self.value(key): self.value(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
+        if isinstance(value, Mapping):
+            return self.value(dict(value))
         return value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -22,8 +21,7 @@ def _nothing(*_: object) -> None:
     pass
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One request while it is answered. The program fills in what it finds out about it."""
 
     request: Request
@@ -40,15 +38,17 @@ class Call:
     counted: bool = False  # as a request that began no stream
     on_stream: Callable[[Stream], None] = _nothing  # called with the stream that it started
     on_whole_answer: Callable[[], None] = _nothing  # called once a generation is collected to be sent in one piece
+    _fields: dict[bytes, bytes] = {}
+
+    def __post_init__(self) -> None:
+        self._fields = dict(reversed(self.request.headers))  # asked a dozen times for each request
 
     def header(self, name: bytes) -> str:
         """The first value of a header, "" when absent; bytes beyond ASCII are read as Latin-1."""
-        value = self.request.header(name)
-        return "" if value is None else value.decode("latin-1")
+        return self._fields.get(name, b"").decode("latin-1")
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(msgspec.Struct, frozen=True):
     """A whole answer."""
 
     status: int
@@ -57,8 +57,7 @@ class Response:
     headers: Headers = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Streaming:
+class Streaming(msgspec.Struct, frozen=True):
     """An answer that goes on: the events of `stream` from position `cursor` on, in a framing."""
 
     stream: Stream

@@ -250,7 +250,7 @@ def decode(body: bytes, kind: type[S]) -> S:
     """The body as `kind`. Raises ApiError 400 that names the field and says what is right."""
     try:
         request = msgspec.json.decode(body, type=kind)
-        refuse_repeated_names(body)
+        refuse_repeated_names(body.decode())
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -259,18 +259,23 @@ def decode(body: bytes, kind: type[S]) -> S:
     return request
 
 
-def refuse_repeated_names(document: bytes | str) -> None:
+def refuse_repeated_names(document: str) -> None:
     """Raises ApiError 400 when an object of this valid JSON has a name twice: parsers differ on which one counts (RFC
     8259 section 4), so what a proxy before us has checked may not be what we would do."""
-    json.loads(document, object_pairs_hook=_unrepeated, parse_int=str, parse_float=str)
+    _names_only.decode(document)
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) == len(pairs):
+        return
     names: set[str] = set()
     for name, _ in pairs:
         if name in names:
             raise invalid(name, f"{name} is given twice in one object", "invalid_json")
         names.add(name)
+
+
+_names_only = json.JSONDecoder(object_pairs_hook=_unrepeated, parse_int=str, parse_float=str)
 
 
 def convert(value: object, kind: type[T], *, strict: bool = True) -> T:
@@ -334,14 +339,16 @@ def _explain(sentence: str, under: str = "") -> ApiError:
 def checked(request: T) -> T:
     """Refuse what no type can say. Raises ApiError."""
     off = request.off()
-    for name in request.__struct_fields__:
-        value = getattr(request, name)
-        if name in off and value is not None and value not in off[name]:
+    fields = zip(request.__struct_fields__, msgspec.structs.astuple(request), strict=True)
+    given = [(name, value) for name, value in fields if value is not None]  # a few of very many
+    for name, value in given:
+        if name in off and value not in off[name]:
             raise invalid(name, f"{name} is not supported", "unsupported_parameter")
         if type(value) is int and not -(2**63) <= value < 2**64:  # JSON's have no end, the engine's wire has
             raise invalid(name, f"{name} does not fit in 64 bits", "out_of_range")
-    for name in RANGES:
-        _check_range(request, name)
+    for name, value in given:
+        if name in RANGES and not isinstance(value, bool):
+            _check_range(name, value)
     if isinstance(request, ChatRequest) and len(request.messages) > MESSAGES_MAX:
         raise invalid("messages", f"messages holds {len(request.messages)}; at most {MESSAGES_MAX} are allowed")
     if request.stream_options is not None and not request.stream:
@@ -375,10 +382,7 @@ def stop_strings(request: GenerationFields) -> tuple[str, ...]:
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _check_range(request: GenerationFields, name: str) -> None:
-    value = getattr(request, name, None)
-    if value is None or isinstance(value, bool):
-        return
+def _check_range(name: str, value: float) -> None:
     span = RANGES[name]
     low, high = span.low, span.high
     # Written so that NaN, which a query can hold, is refused too.

@@ -49,6 +49,8 @@ class AccessTokens:
 
 def split_token(query: str) -> tuple[str, str]:
     """The last `token` of a query, "" if there is none, and the query without any: it goes no further."""
+    if "token" not in query:
+        return "", query
     token, rest = "", []
     for field in query.split("&"):
         name, _, value = field.partition("=")

@@ -168,7 +168,10 @@ class Limiter:
         """`x-ratelimit-…`, as OpenAI's API has them, for what is limited."""
         if not self._keys.is_known(key):
             return ()
-        account = self._settled(key)
+        account = self._account(key)
+        if account.requests is None and account.tokens is None:
+            return ()
+        account.settle(self._clock())
         return (*_headers(b"requests", account.requests), *_headers(b"tokens", account.tokens))
 
     def refresh(self) -> None:

@@ -9,8 +9,10 @@ deadlines, an alarm or a task that outlives its connection, a count in the metri
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Admitted, End, Gauges, Logprob, Step

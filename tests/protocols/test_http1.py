@@ -441,7 +441,7 @@ def test_every_head_is_h11s(
     try:
         reason = HTTPStatus(status).phrase.encode() if status in (200, 404, 304, 204) else b""
         response = h11.Response(status_code=status, headers=told, reason=reason)
-        refused = any(byte < 32 and byte != 9 or byte == 127 for _, value in fields for byte in value)
+        refused = any((byte < 32 and byte != 9) or byte == 127 for _, value in fields for byte in value)
     except h11.LocalProtocolError:
         refused = True
     if refused:
