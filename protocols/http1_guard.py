@@ -33,17 +33,17 @@ EXTENSION_BYTES_MAX = 16 * 1024
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 # A comma is legal in a reg-name, but here it is the trace of two Host fields that somebody joined.
-_NAME = rb"(?:[A-Za-z0-9._~!$&'()*+;=\-]|%[0-9A-Fa-f]{2})+"
+_NAME = rb"(?:[A-Za-z0-9._~!$&'()*+;=\-]++|%[0-9A-Fa-f]{2})+"
 _LITERAL = rb"\[(?:[0-9A-Fa-f:.]+|[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+;=:\-]+)\]"
 _AUTHORITY = rb"(?P<host>" + _LITERAL + rb"|" + _NAME + rb")(?::(?P<port>[0-9]{0,5}))?"
 _QUOTED = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t \x21-\x7e\x80-\xff])*"'
 
 _first_of_method = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n")
-_REQUEST_LINE = rb"(?P<method>" + _TOKEN + rb") (?P<target>[\x21-\x7e]+) HTTP/1\.[01]"
+_REQUEST = rb"(?P<method>" + _TOKEN + rb") (?P<target>[\x21-\x7e]+) HTTP/1\.[01]"
 _FIELD = _TOKEN + rb":[\t \x21-\x7e\x80-\xff]*"
-_request_line = re.compile(_REQUEST_LINE)
+_request_line = re.compile(_REQUEST)
 _field = re.compile(_FIELD)
-_head = re.compile(_REQUEST_LINE + rb"\r\n(?:" + _FIELD + rb"\r\n)*\r\n")
+_head = re.compile(_REQUEST + rb"\r\n(?:" + _FIELD + rb"\r\n)*\r\n")
 _authority = re.compile(_AUTHORITY)
 _absolute = re.compile(rb"(?i:https?)://" + _AUTHORITY + rb"(?:[/?].*)?")
 _chunk_line = re.compile(
@@ -81,7 +81,9 @@ class _State(enum.Enum):
     COMPLETE = enum.auto()
 
 
-_CHUNKED = frozenset({_State.CHUNK_LINE, _State.CHUNK_DATA, _State.CHUNK_END, _State.TRAILERS})
+# To find a member by its name takes longer than to compare two.
+_REQUEST_LINE, _FIELDS, _FIXED, _CHUNK_LINE, _CHUNK_DATA, _CHUNK_END, _TRAILERS, _COMPLETE = _State
+_CHUNKED = (_CHUNK_LINE, _CHUNK_DATA, _CHUNK_END, _TRAILERS)
 
 
 class Guard:
@@ -94,7 +96,7 @@ class Guard:
         self._reset()
 
     def _reset(self) -> None:
-        self._state = _State.REQUEST_LINE
+        self._state = _REQUEST_LINE
         self._searched = 0  # bytes at the buffer's start that hold no LF
         self._head: list[bytes] = []
         self._section_bytes = 0  # of the head, later of the trailers
@@ -106,17 +108,17 @@ class Guard:
     @property
     def complete(self) -> bool:
         """The whole request was passed on; what `buffer` holds belongs to the next one."""
-        return self._state is _State.COMPLETE
+        return self._state is _COMPLETE
 
     @property
     def awaiting(self) -> bool:
         """Nothing of a request has come yet, apart from empty lines."""
-        return self._state is _State.REQUEST_LINE and bytes(self.buffer[:2]) in (b"", b"\r")
+        return self._state is _REQUEST_LINE and bytes(self.buffer[:2]) in (b"", b"\r")
 
     @property
     def in_head(self) -> bool:
         """A request has begun and its head isn't complete."""
-        return self._state in (_State.REQUEST_LINE, _State.FIELDS) and not self.awaiting
+        return self._state in (_REQUEST_LINE, _FIELDS) and not self.awaiting
 
     def start_next(self) -> None:
         """Go on with the request behind a complete one."""
@@ -125,14 +127,14 @@ class Guard:
 
     def next_piece(self) -> bytes | None:
         """The next checked bytes, or None when the request is complete or more bytes must come. Raises Malformed."""
-        if self._state is _State.REQUEST_LINE:
+        if self._state is _REQUEST_LINE:
             if self._searched == 0 and (head := self._take_whole_head()) is not None:
                 return head
             if not self._read_request_line():
                 return None
-        if self._state is _State.FIELDS:
+        if self._state is _FIELDS:
             return self._read_fields()
-        if self._state is _State.FIXED:
+        if self._state is _FIXED:
             return self._read_fixed()
         return self._read_chunks() if self._state in _CHUNKED else None
 
@@ -187,7 +189,7 @@ class Guard:
         _check_request_line(line)
         self._head.append(line)
         self._section_bytes = len(line) + 2
-        self._state = _State.FIELDS
+        self._state = _FIELDS
         return True
 
     def _read_fields(self) -> bytes | None:
@@ -215,12 +217,12 @@ class Guard:
     def _begin_body(self, framing: Framing) -> None:
         self._section_bytes = 0
         if framing.chunked:
-            self._state = _State.CHUNK_LINE
+            self._state = _CHUNK_LINE
         elif framing.content_length:
             self._remaining = framing.content_length
-            self._state = _State.FIXED
+            self._state = _FIXED
         else:
-            self._state = _State.COMPLETE
+            self._state = _COMPLETE
 
     def _take(self) -> bytes:
         """What has come of the `_remaining` bytes."""
@@ -232,7 +234,7 @@ class Guard:
     def _read_fixed(self) -> bytes | None:
         data = self._take()
         if not self._remaining:
-            self._state = _State.COMPLETE
+            self._state = _COMPLETE
         return data or None
 
     def _read_chunks(self) -> bytes | None:
@@ -242,7 +244,7 @@ class Guard:
         parts: list[bytes] = []
         try:
             self._take_whole_chunks(parts)
-            while self._state is not _State.COMPLETE and self._chunk_step(parts):
+            while self._state is not _COMPLETE and self._chunk_step(parts):
                 self._take_whole_chunks(parts)
         except Malformed as fault:
             self._fault = fault  # told behind the data before it, as it would be had the bytes come one by one
@@ -250,11 +252,11 @@ class Guard:
                 raise
         data = b"".join(parts)
         piece = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        return piece + b"0\r\n\r\n" if self._state is _State.COMPLETE else piece or None
+        return piece + b"0\r\n\r\n" if self._state is _COMPLETE else piece or None
 
     def _take_whole_chunks(self, parts: list[bytes]) -> None:
         """The short way for plain chunks that have come whole; it takes nothing that `_chunk_step` would refuse."""
-        if self._state is not _State.CHUNK_LINE:
+        if self._state is not _CHUNK_LINE:
             return
         at = 0
         while match := _plain_chunk_line.match(self.buffer, at):
@@ -270,30 +272,30 @@ class Guard:
 
     def _chunk_step(self, parts: list[bytes]) -> bool:
         """One transition of the chunked states; False when more bytes must come."""
-        if self._state is _State.CHUNK_LINE:
+        if self._state is _CHUNK_LINE:
             line = self._line(CHUNK_LINE_BYTES_MAX, 400, "chunk size line")
             if line is None:
                 return False
             self._remaining = self._check_chunk_line(line)
-            self._state = _State.CHUNK_DATA if self._remaining else _State.TRAILERS
-        elif self._state is _State.CHUNK_DATA:
+            self._state = _CHUNK_DATA if self._remaining else _TRAILERS
+        elif self._state is _CHUNK_DATA:
             parts.append(self._take())
             if self._remaining:
                 return False
-            self._state = _State.CHUNK_END
-        elif self._state is _State.CHUNK_END:
+            self._state = _CHUNK_END
+        elif self._state is _CHUNK_END:
             if not b"\r\n".startswith(self.buffer[:2]):
                 raise Malformed(400, "a chunk's data must end with CRLF")
             if len(self.buffer) < 2:
                 return False
             del self.buffer[:2]
-            self._state = _State.CHUNK_LINE
+            self._state = _CHUNK_LINE
         else:
             line = self._section_line("trailer section")
             if line is None:
                 return False
             if not line:
-                self._state = _State.COMPLETE
+                self._state = _COMPLETE
         return True
 
     def _check_chunk_line(self, line: bytes) -> int:
