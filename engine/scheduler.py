@@ -108,13 +108,21 @@ class Scheduler:
             running=len(self.running),
             parked=len(self.parked),
             waiting_tokens=sum(len(s.tokens) - s.computed for s in self.waiting),
-            running_tokens=pool.used * pool.block_size,
+            running_tokens=self._blocks_at_work * pool.block_size,
             blocks_used=pool.used,
             blocks_cached=pool.cached,
             blocks_free=pool.available - pool.cached,
             preemptions=self.preemptions,
             steps=steps,
         )
+
+    @property
+    def _blocks_at_work(self) -> int:
+        """Of sequences that run, or wait to go on: what parked ones hold is there for whoever needs it."""
+        if not self._idle:
+            return self.pool.used
+        at_work = [*self.running, *(s for s in self._idle if s.state == WAITING)]
+        return min(self.pool.used, sum(len(s.blocks) for s in at_work))  # they may share some
 
     def _admit(self) -> None:
         """Move sequences into the batch, in their turn, while there is a place and all their present tokens fit."""

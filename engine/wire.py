@@ -117,7 +117,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     running: int = 0
     parked: int = 0
     waiting_tokens: int = 0  # tokens that waiting sequences must still compute
-    running_tokens: int = 0  # tokens that running sequences hold
+    running_tokens: int = 0  # room in the pool of sequences that are not parked
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_free: int = 0

@@ -134,7 +134,7 @@ def _live_families(live: Live) -> Iterator[Metric]:
     yield _gauge("sluice_sequences", "Sequences that have not ended: of n choices, each.", "state", sequences)
     for name, text, value in (
         ("sluice_queue_tokens", "Tokens that waiting sequences must still compute.", gauges.waiting_tokens),
-        ("sluice_running_tokens", "Tokens that hold blocks of the KV pool.", gauges.running_tokens),
+        ("sluice_running_tokens", "Room in the KV pool of sequences that are not parked.", gauges.running_tokens),
         ("sluice_token_capacity", "Tokens that the KV pool holds.", live.token_capacity),
         ("sluice_sequence_capacity", "Places in the batch.", live.sequence_capacity),
     ):

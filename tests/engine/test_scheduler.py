@@ -480,6 +480,23 @@ def test_an_endless_stream_of_better_ones_that_need_its_blocks_starves_nobody() 
     assert low.tokens[3:] == expected(numbers(3), 8)
 
 
+def test_what_parked_sequences_hold_is_no_load() -> None:
+    """The signal to scale on: their readers stalled, and their blocks are for whoever needs them."""
+    rig = Rig(blocks=16, running_max=1)
+    parked = rig.submit(numbers(8), credit=1)
+    rig.step()
+    running = rig.submit(numbers(12, start=50))
+    rig.step()
+    assert (parked.state, running.state) == (PARKED, RUNNING)
+    gauges = rig.scheduler.gauges(0)
+    assert gauges.blocks_used == len(parked.blocks) + len(running.blocks)
+    assert gauges.running_tokens == len(running.blocks) * BLOCK
+    rig.scheduler.credit(parked, 5)  # it is read again, and waits for the place with what it holds
+    gauges = rig.scheduler.gauges(0)
+    assert gauges.running_tokens == gauges.blocks_used * BLOCK
+    assert gauges.waiting_tokens == len(parked.tokens) - parked.computed == 1
+
+
 def test_a_pool_that_one_sequence_fills_serves_it_to_the_last_token() -> None:
     rig = Rig(blocks=3)
     sequence = rig.submit(numbers(2), max_tokens=100)
