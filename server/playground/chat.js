@@ -12,6 +12,7 @@ const log = at("log"), message = at("message"), send = at("send"), stop = at("st
 const welcome = at("welcome");
 
 let turns = [];
+let following = true; // until somebody scrolls up to read
 let current = null; // the answer that is being read
 
 export function startChat() {
@@ -30,6 +31,12 @@ export function startChat() {
   for (const button of welcome.querySelectorAll("button")) {
     button.addEventListener("click", () => say(button.textContent));
   }
+  let top = 0;
+  log.addEventListener("scroll", () => {
+    if (log.scrollTop < top) following = false; // only people scroll up
+    if (log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_THE_END_PX) following = true;
+    top = log.scrollTop;
+  });
   stop.addEventListener("click", () => current?.stop());
   cut.addEventListener("click", () => current?.cut());
   at("new-chat").addEventListener("click", clear);
@@ -75,8 +82,13 @@ function addTurn(who, text = "") {
   body.append(text);
   turn.append(body);
   log.append(turn);
-  log.scrollTop = log.scrollHeight;
+  following = true;
+  keepUp();
   return turn;
+}
+
+function keepUp() {
+  if (following) log.scrollTop = log.scrollHeight;
 }
 
 class Answer {
@@ -98,6 +110,7 @@ class Answer {
     this.#ledger.className = "ledger";
     this.#turn.append(this.#meta, this.#ledger);
     this.#turn.dataset.state = "waiting";
+    keepUp();
     const told = {
       event: (data) => this.#take(data),
       cut: (position) => this.#showCut(position),
@@ -160,13 +173,12 @@ class Answer {
 
   /** Put what came since the last frame on the page. */
   #show() {
-    const follows = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_THE_END_PX;
     // Models like to begin with a space, which is the text's but nothing to look at.
     this.#body.append(this.#body.textContent ? this.#unshown : this.#unshown.trimStart());
     this.#unshown = "";
     this.#body.normalize();
     this.#meta.textContent = this.#figures();
-    if (follows) log.scrollTop = log.scrollHeight;
+    keepUp();
   }
 
   #figures() {

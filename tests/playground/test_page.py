@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.playground.conftest import SENTENCES, Console, Open, Site
 from tests.support.cutter import Cutter
 from tests.support.probes import kill_engine, words
-from tests.support.serving import until
+from tests.support.serving import Server, until
 
 LANES = ("Polling", "Chunked", "SSE", "WebSocket")
 WAIT_MS = 30_000
@@ -217,12 +218,12 @@ PAINTED = """(selector) => {
 def test_the_bytes_of_server_sent_events_are_those_of_the_body(plain: Site, open_page: Open) -> None:
     """An EventSource shows none: they are reckoned from its events."""
     page = open_page(plain)
-    page.fill("#race-tokens", "40")
+    page.fill("#race-tokens", "1")
     page.click("#race-start")
     expect(page.locator("#race-start")).to_be_enabled()
-    target = "/v1/generate?prompt=Describe+a+river+from+its+spring+to+the+sea.&max_tokens=40&temperature=0"
+    target = "/v1/generate?prompt=Describe+a+river+from+its+spring+to+the+sea.&max_tokens=1&temperature=0"
     length = len(plain.server.ask("GET", target).body)
-    assert page.locator(".lane >> nth=2").locator("dd").all_text_contents()[4] == f"{length / 1000:.1f} KB"
+    assert page.locator(".lane >> nth=2").locator("dd").all_text_contents()[4] == f"{length} B"
 
 
 def test_a_race_is_stopped(plain: Site, open_page: Open) -> None:
@@ -322,6 +323,17 @@ def test_the_key_is_asked_for_and_forgotten(keyed: Site, open_page: Open, consol
     expect(say(page, "go", tokens=3).locator(".ledger")).to_contain_text("an API key is needed")
 
 
+def test_a_view_that_needs_the_key_waits_for_it(alice: tuple[Path, str], open_page: Open) -> None:
+    with Server("--metrics-access", "key", "--api-keys", str(alice[0])) as server:
+        page = open_page(Site(server, f"http://localhost:{server.port}/", alice[1], "http/1.1"), key="")
+        expect(page.locator("#engine-note")).to_have_text("The engine's view needs the key.")
+        page.fill("#key", alice[1])
+        page.press("#key", "Enter")
+        expect(page.locator("#health")).to_have_text("ready")
+        expect(page.locator("#engine-note")).to_be_empty()
+        page.context.close()  # before the server: the page would say that it is gone
+
+
 def test_without_keys_there_is_no_field_for_one(plain: Site, open_page: Open) -> None:
     expect(open_page(plain).locator("#key-form")).to_be_hidden()
 
@@ -383,6 +395,22 @@ def test_text_without_sentences_is_told_at_its_pauses(plain: Site, open_page: Op
     wait_done(turn)
     said = page.locator("#announcements p").all_text_contents()
     assert said[0] == text_of(turn).strip()
+
+
+def test_what_is_new_is_in_sight_unless_somebody_reads_above(plain: Site, open_page: Open) -> None:
+    page = open_page(plain, width=360, height=740)
+    gap = "(({scrollHeight, scrollTop, clientHeight}) => scrollHeight - scrollTop - clientHeight)(log)"
+    wait_done(say(page, "go", tokens=120))
+    turn = say(page, "go on", tokens=400)
+    wait_text(turn, 600)
+    assert page.evaluate(gap) < 40
+    page.click("#cut")
+    expect(turn.locator(".ledger")).to_contain_text("Nobody reads now")
+    assert page.evaluate(gap) < 40
+    page.evaluate("log.scrollTop = 0")
+    expect(turn.locator(".ledger")).to_contain_text("resumed")
+    wait_text(turn, len(text_of(turn)) + 50)
+    assert page.evaluate("log.scrollTop") == 0
 
 
 @pytest.mark.parametrize("width", [360, 800, 1180])
