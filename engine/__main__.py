@@ -1,7 +1,7 @@
 """`python -m engine`: one engine process, serving `python -m server` over a socket.
 
 The server starts it with --fd, an inherited connected socket: when that closes, the engine ends, whatever it is doing.
-With --listen it stands alone, and servers attach to it by --engine-url.
+With --listen servers attach to it by --engine-url. With both it listens for as long as its parent lives.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class LoadError(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 when the server is gone or a signal came, 2 for bad usage, 1 for a model that can't be served."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.listen is None and options.fd is None:
+        parser.error("--listen says where servers attach")
     parent = None
     if options.fd is not None:
         parent = socket.socket(fileno=options.fd)
@@ -77,27 +80,28 @@ def main(argv: list[str] | None = None) -> int:
         if options.engine != "synthetic":
             core.prepare_grammars()
         shell = Shell(core, secret=secret)
-        if parent is not None:
-            shell.attach(parent, parent=True)
-        else:
+        if options.listen:
             shell.listen(bind(options.listen))
+        if parent is not None:
+            shell.attach(parent, parent=True)  # its hello says that others may come, too
     except (UsageError, LoadError, ScriptError, ValueError, OSError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return 1 if isinstance(error, LoadError) else 2
     gc.collect()
     gc.freeze()
-    _run(shell, options.listen)
+    _run(shell, options.listen, alone=parent is None)
     return 0
 
 
-def _run(shell: Shell, address: str | None) -> None:
-    """Until the server is gone or, for an engine that listens on an address, a signal came."""
+def _run(shell: Shell, address: str | None, *, alone: bool) -> None:
+    """Until the parent is gone or, without one, a signal came."""
     if address is None:
         shell.run()
         return
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        print(f"sluice engine ready on {address}", flush=True)
+        if alone:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            print(f"sluice engine ready on {address}", flush=True)
         shell.run()
     except KeyboardInterrupt:
         pass
@@ -107,9 +111,8 @@ def _run(shell: Shell, address: str | None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__, allow_abbrev=False)
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--listen", metavar="ADDRESS", help="unix:/path or tcp://host:port")
-    where.add_argument("--fd", type=int, help="an inherited connected socket (used by the server)")
+    parser.add_argument("--listen", metavar="ADDRESS", help="unix:/path or tcp://host:port")
+    parser.add_argument("--fd", type=int, help="an inherited connected socket (used by the server)")
     parser.add_argument(
         "--token-file", metavar="FILE", help="the secret that a server must send first; needed over TCP"
     )

@@ -181,19 +181,22 @@ _to_server = msgspec.msgpack.Decoder(ToServer)
 
 def encode(message: ToEngine | ToServer) -> bytes:
     """One frame, its length included."""
-    body = _encoder.encode(message)
+    return framed(_encoder.encode(message))
+
+
+def framed(body: bytes) -> bytes:
+    """`body` with its length in front."""
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameReader:
-    """Joins bytes as they come and yields whole messages. Raises WireError for anything else."""
+class Frames:
+    """Joins bytes as they come and yields what `framed` was given. Raises WireError for a length beyond the limit."""
 
-    def __init__(self, *, engine_side: bool) -> None:
-        self._decoder = _to_engine if engine_side else _to_server
+    def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[ToEngine | ToServer]:
-        """Yields each message that `data` completes."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yields each body that `data` completes."""
         buffer = self._buffer
         buffer += data
         at = 0
@@ -207,9 +210,22 @@ class FrameReader:
                 start, at = at + 4, at + 4 + length
                 with memoryview(buffer) as view:
                     body = bytes(view[start:at])
-                yield self._decode(body)
+                yield body
         finally:
             del buffer[:at]
+
+
+class FrameReader:
+    """Joins bytes as they come and yields whole messages. Raises WireError for anything else."""
+
+    def __init__(self, *, engine_side: bool) -> None:
+        self._decoder = _to_engine if engine_side else _to_server
+        self._frames = Frames()
+
+    def feed(self, data: bytes) -> Iterator[ToEngine | ToServer]:
+        """Yields each message that `data` completes."""
+        for body in self._frames.feed(data):
+            yield self._decode(body)
 
     def _decode(self, body: bytes) -> ToEngine | ToServer:
         try:

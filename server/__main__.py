@@ -16,12 +16,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
 from engine.tokenizer import Tokenizer
+from engine.wire import Gauges
 from server import config as configuration
 from server import outcome as outcomes
 from server.access_log import AccessLog
@@ -32,16 +33,26 @@ from server.chat import ChatTemplate
 from server.config import Config
 from server.connection import Connection
 from server.echo import EchoProgram
-from server.engines import EngineFailed, EngineLink, Vocabulary
+from server.elsewhere import Alone
+from server.engines import EngineFailed, EngineLink, Vocabulary, threads_each
+from server.frontends.desk import Desk
+from server.frontends.frontend import Frontend, share_of
+from server.frontends.mesh import Mesh
+from server.frontends.owner import Guest
+from server.frontends.supervisor import Supervisor
 from server.gateway import key_file
 from server.gateway.access import Gateway
 from server.gateway.balancer import Balancer, Link
 from server.gateway.key_file import KeysError, read_keys
 from server.gateway.keys import Keys
+from server.gateway.ledger import LedgerFull
+from server.gateway.limits import SETTLE_S
 from server.host import Host
 from server.http import Program
+from server.listening import address_of, listen
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
 from server.outcome import Outcome
+from server.places import take_place
 from server.table import StreamTable
 from server.tls import Certificates, TlsError
 from server.tools.formats import SYNTAXES, syntax_of
@@ -66,14 +77,18 @@ EXIT_S = 0.05  # from a second signal to the end: some turns of the loop, in whi
 class Server:
     """All parts of a running server, and its end."""
 
-    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
-        self._config = config
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop, frontend: Frontend | None = None) -> None:
+        """`frontend`: this is one of several processes."""
+        self._config = config if frontend is None else share_of(config, frontend.count)
+        self._frontend = frontend
+        self._mesh = None if frontend is None else Mesh(frontend.folder, frontend.index, frontend.count)
         self._loop = loop
         self._log = AccessLog(config.log_format, clock=time.monotonic)
         self._metrics = Metrics()
         self._engines: Balancer | None = None
         self._table: StreamTable | None = None
         self._app: App | None = None
+        self._desk: Desk | None = None
         self._host: Host | None = None
         self._certificates: Certificates | None = None
         self._keys = Keys(None)
@@ -84,15 +99,21 @@ class Server:
 
     async def run(self) -> int:
         """Serve until a signal comes; the exit code."""
-        config = self._config
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._on_signal)
+        config, frontend = self._config, self._frontend
+        if frontend is None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.add_signal_handler(number, self._on_signal)
         if config.api_keys:
             self._keys = Keys(read_keys(config.api_keys))
         if config.tls_cert and config.tls_key:
             self._certificates = Certificates(Path(config.tls_cert), Path(config.tls_key))
-        self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        listener = _listen(config)  # before the model is loaded: a port in use is known at once
+        if frontend is None:
+            self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+            listener = listen(config)  # before the model is loaded: a port in use is known at once
+        else:
+            take_place(frontend.index)
+            frontend.watch(self._loop, self._on_signal, self._on_hangup)
+            listener = frontend.listener or listen(config, port=frontend.port, shared=True)
         program = await self._start_program()
         if program is None:
             return 0
@@ -109,12 +130,17 @@ class Server:
             connections=set(),
             trusted=config.trusted_proxies,
         )
+        if self._mesh is not None and self._desk is not None:
+            await self._mesh.listen(self._desk)
         listener.listen(BACKLOG)
         servers = [await self._serve(host, listener)]
         servers += [await self._serve(host, listener.dup()) for _ in range(LISTENING_DESCRIPTORS - 1)]
         gc.collect()
         gc.freeze()  # what is here stays: the collector need not look at it again and again
-        print(f"sluice ready on {_address(config, listener)}", flush=True)
+        if frontend is None:
+            print(f"sluice ready on {address_of(config, listener)}", flush=True)
+        else:
+            frontend.ready()
         await self._stop.wait()
         await self._drain(host)
         for server in servers:
@@ -123,7 +149,7 @@ class Server:
             await self._engines.close()
         if self._tracer is not None:
             await self._tracer.exporter.close(TRACES_FAREWELL_S)
-        if config.uds:
+        if config.uds and frontend is None:
             os.unlink(config.uds)
         return 1 if self._hurried else 0
 
@@ -179,14 +205,21 @@ class Server:
                 self._log,
                 vocabulary=vocabulary,
                 on_restart=self._count_restart,
-                threads=max(1, (os.cpu_count() or 1) // config.engines) if config.engines > 1 else None,
+                threads=threads_each(config.engines),
             )
 
-        return [link(url) for url in config.engine_urls or [None] * config.engines]
+        urls = config.engine_urls if self._frontend is None else self._frontend.engine_urls
+        return [link(url) for url in urls or [None] * config.engines]
 
     def _assemble(self, model: Model, engines: Balancer) -> App:
-        config = self._config
-        gateway = self._gateway = Gateway(self._keys, config.rates, model=model.name)
+        config, frontend = self._config, self._frontend
+        gateway = self._gateway = Gateway(
+            self._keys,
+            config.rates,
+            model=model.name,
+            book=frontend.ledger if frontend else None,
+            token_secret=frontend.token_secret if frontend else b"",
+        )
         table = self._table = StreamTable(
             engines,
             model.tokenizer,
@@ -207,15 +240,34 @@ class Server:
             loopback_hosts_only=not self._keys.required and not config.insecure and config.uds is None,
             metrics_access=config.metrics_access,
         )
+        generation = Generation(table, model, ResponseStore(config.responses), self._tracer, self._mesh or Alone())
         self._app = App(
-            Generation(table, model, ResponseStore(config.responses), self._tracer),
+            generation,
             self._metrics,
             gateway,
             policy,
             self._log,
             engine_up=lambda: engines.hello is not None,
+            refresh_gauges=self._refresh_gauges,
         )
+        if frontend is not None:
+            self._desk = Desk(self._app, generation, self._metrics, self._own_live)
+            self._settle()
         return self._app
+
+    async def _refresh_gauges(self) -> None:
+        """An engine tells a process how it is whenever that one's sequences went on: others must ask."""
+        if self._engines is None or self._frontend is None:
+            return
+        await self._engines.refresh()
+        if not self._config.engine_urls:
+            self._metrics.engine_restarts = self._frontend.ledger.engine_restarts
+
+    def _settle(self) -> None:
+        """Tell the other processes, again and again, what the streams here have made of their keys' tokens."""
+        if self._gateway is not None:
+            self._gateway.limiter.settle()
+        self._loop.call_later(SETTLE_S, self._settle)
 
     def _live(self) -> Live:
         assert self._table is not None
@@ -231,6 +283,11 @@ class Server:
         gauges = self._table.count_homeless(self._engines.gauges)
         return Live(streams, connections, gauges, hello.pool_tokens if hello else 0, hello.running_max if hello else 0)
 
+    def _own_live(self) -> Live:
+        """Without what all processes have in common: the engines."""
+        assert self._table is not None
+        return replace(self._live(), gauges=self._table.count_homeless(Gauges()), token_capacity=0, sequence_capacity=0)
+
     def _on_hangup(self) -> None:
         """Read again what may have changed on disk. With nothing to read it is heard all the same: the signal's
         default would end every stream."""
@@ -243,13 +300,16 @@ class Server:
         try:
             reload()
             self._log.event(what, result="reloaded")
-        except (TlsError, KeysError) as error:
+        except (TlsError, KeysError, LedgerFull) as error:
             self._log.event(what, result="kept the old ones", message=str(error))
 
     def _reload_keys(self) -> None:
         """Streams go on, also those of a key that is gone; it starts no others."""
         assert self._config.api_keys is not None
-        self._keys.replace(read_keys(self._config.api_keys))
+        keys = read_keys(self._config.api_keys)
+        if self._frontend is not None:
+            self._frontend.ledger.reserve(key.name for key in keys)
+        self._keys.replace(keys)
         if self._gateway is not None:
             self._gateway.limiter.refresh()
 
@@ -288,7 +348,7 @@ class Server:
         for connection in list(host.connections):
             connection.drain()
         deadline = self._loop.time() + FAREWELL_S
-        while host.connections and self._loop.time() < deadline:  # noqa: ASYNC110
+        while (host.connections or self._guests) and self._loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_LOOK_S)
         for connection in list(host.connections):
             connection.abort()
@@ -301,45 +361,12 @@ class Server:
     def _has_work(self, host: Host) -> bool:
         if self._table is not None and any(True for _ in self._table.live):
             return True
-        return any(connection.busy for connection in host.connections)
+        return bool(self._guests) or any(connection.busy for connection in host.connections)
 
-
-def _listen(config: Config) -> socket.socket:
-    """A bound socket whose connections get the send buffer. Raises OSError."""
-    if config.uds:
-        path = Path(config.uds)
-        if path.is_socket():
-            with socket.socket(socket.AF_UNIX) as probe:
-                if probe.connect_ex(str(path)) == 0:
-                    raise OSError(f"another server answers on {path}")
-            path.unlink()  # left by a server that was killed
-        listener = socket.socket(socket.AF_UNIX)
-        address: Any = str(path)
-    else:
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-        except socket.gaierror as error:
-            raise OSError(f"can't listen on {config.host}: {error.strerror}") from None
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        where = config.uds or f"{config.host}:{config.port}"
-        raise OSError(f"can't listen on {where}: {error.strerror}") from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer)
-    listener.setblocking(False)
-    return listener
-
-
-def _address(config: Config, listener: socket.socket) -> str:
-    if config.uds:
-        return f"unix:{config.uds}"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    scheme = "https" if config.tls_cert else "http"
-    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+    @property
+    def _guests(self) -> set[Guest]:
+        """Calls of other processes' clients."""
+        return self._mesh.guests if self._mesh is not None else set()
 
 
 def _raise_file_limit() -> int:
@@ -359,9 +386,18 @@ def _read_secret(config: Config) -> bytes:
     return secret
 
 
-async def _main(config: Config) -> int:
+async def _serve(config: Config, frontend: Frontend | None = None) -> int:
+    return await Server(config, asyncio.get_running_loop(), frontend).run()
+
+
+def _frontend(config: Config, frontend: Frontend) -> int:
+    return _reported(lambda: uvloop.run(_serve(config, frontend)))
+
+
+def _reported(serve: Callable[[], int]) -> int:
+    """The exit code of `serve`; what kept it from serving is said."""
     try:
-        return await Server(config, asyncio.get_running_loop()).run()
+        return serve()
     except EngineFailed as error:
         print(f"server: {error}", file=sys.stderr)
         return error.code
@@ -382,7 +418,10 @@ def main(argv: list[str] | None = None) -> int:
         from server import top  # a server has no use for it
 
         return top.main(argv[1:])
-    return uvloop.run(_main(configuration.parse(argv)))
+    config = configuration.parse(argv)
+    if config.frontends > 1:
+        return _reported(lambda: Supervisor(config, _frontend).serve())
+    return _reported(lambda: uvloop.run(_serve(config)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Literal
 
 from server import playground
 from server.access_log import CLIENT_LEFT, AccessLog
-from server.api import anthropic_errors, errors, openapi, operations, streams, websocket
+from server.api import anthropic_errors, errors, homes, openapi, operations, streams, websocket
 from server.api import openai_responses as responses
 from server.api.anthropic_messages import count_tokens, messages
 from server.api.errors import ApiError
@@ -56,6 +56,10 @@ class Policy:
     metrics_access: MetricsAccess = "loopback"
 
 
+async def _nothing() -> None:
+    pass
+
+
 Handler = Callable[[Call, str], Awaitable[Response | Streaming]]
 
 
@@ -70,6 +74,7 @@ class Route:
     page: bool = False  # a file of the playground: no part of the API and its description
     by_token: bool = False  # a GET by EventSource or WebSocket, which send no header, may bring an access token
     websocket: bool = False
+    kept: bool = False  # its name is of something that one of several processes has
 
 
 class App:
@@ -84,13 +89,16 @@ class App:
         access_log: AccessLog,
         *,
         engine_up: Callable[[], bool],
+        refresh_gauges: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
+        """`refresh_gauges` has the engines say how they are; not given where they say it all the time."""
         self._generation = generation
         self._metrics = metrics
         self._gateway = gateway
         self._policy = policy
         self._access_log = access_log
         self._engine_up = engine_up
+        self._refresh_gauges = refresh_gauges
         self.draining = False
         self._exact: dict[str, Route] = {}
         self._by_pattern: dict[str, Route] = {}
@@ -167,10 +175,12 @@ class App:
             return Route(static.path, {"GET": get_file}, open=True, page=True)
 
         async def get_metrics(call: Call, _: str) -> Response:
-            return operations.metrics(metrics)
+            await self._refresh_gauges()
+            return await operations.metrics(metrics, generation.elsewhere)
 
         async def get_status(call: Call, _: str) -> Response:
-            return operations.status(generation, metrics, names_keys=self._policy.metrics_access != "open")
+            await self._refresh_gauges()
+            return await operations.status(generation, metrics, names_keys=self._policy.metrics_access != "open")
 
         async def need_upgrade(call: Call, _: str) -> Response:
             headers = ((b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))  # RFC 9110 7.8 wants both
@@ -181,13 +191,13 @@ class App:
             Route("/v1/completions", {"POST": starting(completions)}, generates="completions"),
             Route("/v1/responses", {"POST": starting(responses.create, responses.again)}, generates="responses"),
             Route("/v1/responses/input_tokens", {"POST": telling(responses.count_input)}),
-            Route("/v1/responses/*", {"GET": get_response, "DELETE": delete_response}, by_token=True),
-            Route("/v1/responses/*/cancel", {"POST": cancel_response}),
-            Route("/v1/responses/*/input_items", {"GET": get_input_items}),
+            Route("/v1/responses/*", {"GET": get_response, "DELETE": delete_response}, by_token=True, kept=True),
+            Route("/v1/responses/*/cancel", {"POST": cancel_response}, kept=True),
+            Route("/v1/responses/*/input_items", {"GET": get_input_items}, kept=True),
             Route(anthropic_errors.MESSAGES, {"POST": starting(messages)}, generates="messages"),
             Route(f"{anthropic_errors.MESSAGES}/count_tokens", {"POST": telling(count_tokens)}),
             Route("/v1/generate", {"GET": starting(generate)}, generates="generate", by_token=True),
-            Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}, by_token=True),
+            Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}, by_token=True, kept=True),
             Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True, by_token=True),
             Route("/v1/access-tokens", {"POST": post_access_token}),
             Route("/v1/models", {"GET": get_models}),
@@ -223,6 +233,11 @@ class App:
         """See Program."""
         try:
             route, name = self._find(call)
+            elsewhere = self._generation.elsewhere
+            if (known := await homes.answer_elsewhere(elsewhere, call, route, name)) is not None:
+                return known
+            if call.guest and route.generates and not self._comes_back(call):
+                self._check_begin(call, route)
             method = "GET" if call.request.method == "HEAD" else call.request.method
             answer = await route.handlers[method](call, name)
         except ApiError as error:
@@ -258,12 +273,12 @@ class App:
 
     def sent(self, call: Call, status: int) -> None:
         """See Program. Streams write their own line when they end."""
-        if not call.began:
+        if not call.began and not call.forwarded:
             self._access_log.request(call, status)
 
     def left(self, call: Call) -> None:
         """See Program. Likewise for streams."""
-        if not call.began:
+        if not call.began and not call.forwarded:
             self._count_unbegun(call, CANCELLED)
             self._access_log.request(call, CLIENT_LEFT)
 
@@ -313,10 +328,15 @@ class App:
                 )
         if route.path in ("/metrics", "/status"):
             self._check_metrics_access(call)
-        if route.generates and not self._comes_back(call):
-            if self.draining:
-                raise errors.busy(503, "the server is going to stop", 5)
-            self._check_limits(call, prompt_tokens=1 if route.websocket else 0)
+        here = homes.home_of(self._generation.elsewhere, call, route, "") is None
+        if route.generates and here and not self._comes_back(call):
+            self._check_begin(call, route)
+
+    def _check_begin(self, call: Call, route: Route) -> None:
+        """Whether a generation may start."""
+        if self.draining:
+            raise errors.busy(503, "the server is going to stop", 5)
+        self._check_limits(call, prompt_tokens=1 if route.websocket else 0)
 
     def _check_limits(self, call: Call, prompt_tokens: int) -> None:
         """Refuse here what would be refused anyway, before its body is read and its prompt becomes tokens."""

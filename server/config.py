@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 import math
 import re
+import sys
 from dataclasses import dataclass
 
 from engine.version import VERSION
@@ -14,6 +15,7 @@ from server.app import MetricsAccess
 from server.gateway.forwarded import TrustedProxies
 from server.gateway.limits import Rates
 from server.host import Deadlines
+from server.places import FRONTENDS_MAX
 from server.table import Limits
 from server.tools.formats import SYNTAXES
 
@@ -38,6 +40,7 @@ class Config:
     engine_argv: tuple[str, ...]  # what the engine that we start is told
     engine_urls: tuple[str, ...]
     engines: int  # that we start
+    frontends: int  # processes that serve
     engine_token_file: str | None
     conformance_echo: bool
     limits: Limits
@@ -86,6 +89,10 @@ def parse(argv: list[str] | None = None) -> Config:
             parser.error(f"--cors-origin {origin}: an origin is https://host or http://host:port without a path, or *")
     if bool(options.tls_cert) != bool(options.tls_key):
         parser.error("--tls-cert and --tls-key go together")
+    if options.frontends > 1 and sys.platform != "linux":
+        parser.error("--frontends needs Linux, which spreads connections over the processes that listen on a port")
+    if options.frontends > FRONTENDS_MAX:
+        parser.error(f"--frontends: at most {FRONTENDS_MAX}")
     window = options.credit_window
     if window < 2:
         parser.error("--credit-window must be at least 2: it is granted in halves")
@@ -111,6 +118,7 @@ def _config(options: argparse.Namespace) -> Config:
         engine_argv=_engine_argv(options),
         engine_urls=tuple(options.engine_url),
         engines=options.engines,
+        frontends=options.frontends,
         engine_token_file=options.engine_token_file,
         conformance_echo=echo,
         limits=Limits(
@@ -255,6 +263,9 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
     group.add_argument("--tls-cert", metavar="FILE", help="PEM: speak TLS with this chain; SIGHUP reads it again")
     group.add_argument("--tls-key", metavar="FILE", help="PEM: the certificate's private key, not encrypted")
+    group.add_argument(
+        "--frontends", type=_positive, default=1, metavar="N", help="server processes on the one port; on Linux"
+    )
     group.add_argument("--log-format", default="text", choices=("text", "json"), help="access log on stderr")
     group.add_argument("--drain-timeout", type=_seconds, default=30.0, help="what SIGTERM gives running streams")
 

@@ -78,6 +78,10 @@ class EngineLink:
     def listen(self, listener: Listener) -> None:
         """Tell `listener` everything from now on, the engine's gauges first."""
         self._listener = listener
+        self.ask_gauges()
+
+    def ask_gauges(self) -> None:
+        """Have the engine say how it is."""
         if self._client is not None:
             self._client.ask_gauges()
 
@@ -169,7 +173,8 @@ class EngineLink:
         loop = asyncio.get_running_loop()
         try:
             if self._url is None:
-                await loop.create_unix_connection(make, sock=self._spawn())
+                self._process, sock = spawn(self._argv, self._threads)
+                await loop.create_unix_connection(make, sock=sock)
             elif self._url.startswith("unix:"):
                 await loop.create_unix_connection(make, self._url.removeprefix("unix:"))
             else:
@@ -196,23 +201,6 @@ class EngineLink:
             assert self._client is not None
             self._client.ask_gauges()
 
-    def _spawn(self) -> socket.socket:
-        """Start a child; our end of its socket."""
-        ours, theirs = socket.socketpair()
-        root = str(Path(engine.__file__).parent.parent)
-        path = os.environ.get("PYTHONPATH")
-        environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
-        if self._threads is not None:
-            environment.setdefault("OMP_NUM_THREADS", str(self._threads))  # torch's too
-        # -P: a folder named engine in the user's working directory is not ours.
-        argv = [sys.executable, "-P", "-m", "engine", "--fd", str(theirs.fileno()), *self._argv]
-        with theirs:
-            self._process = subprocess.Popen(
-                argv, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
-            )
-        ours.setblocking(False)
-        return ours
-
     async def _reap(self) -> int | None:
         """Wait for the child's end, by force if need be; its exit code."""
         process, self._process = self._process, None
@@ -224,3 +212,24 @@ class EngineLink:
         except subprocess.TimeoutExpired:
             process.kill()
             return await loop.run_in_executor(None, process.wait)
+
+
+def spawn(argv: tuple[str, ...], threads: int | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start an engine as a child; with our end of its socket, at whose close it ends."""
+    ours, theirs = socket.socketpair()
+    root = str(Path(engine.__file__).parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
+    if threads is not None:
+        environment.setdefault("OMP_NUM_THREADS", str(threads))  # torch's too
+    # -P: a folder named engine in the user's working directory is not ours.
+    command = [sys.executable, "-P", "-m", "engine", "--fd", str(theirs.fileno()), *argv]
+    with theirs:
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+    ours.setblocking(False)
+    return process, ours
+
+
+def threads_each(engines: int) -> int | None:
+    """Threads of each engine, where several share this machine's processors."""
+    return max(1, (os.cpu_count() or 1) // engines) if engines > 1 else None

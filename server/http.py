@@ -12,6 +12,7 @@ from protocols.http1 import Request
 if TYPE_CHECKING:
     from protocols.websocket import WsEvent
     from server.framing import Framing
+    from server.readers import Source
     from server.stream import Stream
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -36,6 +37,8 @@ class Call(msgspec.Struct, eq=False):
     stream_id: str = ""  # of the stream that it started or came back to
     began: bool = False  # it started that stream
     counted: bool = False  # as a request that began no stream
+    guest: bool = False  # it came by another process of this server
+    forwarded: bool = False  # another process answers it, counts it, and has it in its log
     on_stream: Callable[[Stream], None] = _nothing  # called with the stream that it started
     on_whole_answer: Callable[[], None] = _nothing  # called once a generation is collected to be sent in one piece
     _fields: dict[bytes, bytes] = {}
@@ -60,7 +63,7 @@ class Response(msgspec.Struct, frozen=True):
 class Streaming(msgspec.Struct, frozen=True):
     """An answer that goes on: the events of `stream` from position `cursor` on, in a framing."""
 
-    stream: Stream
+    stream: Source
     framing: Framing
     cursor: int
     headers: Headers = ()

@@ -38,6 +38,8 @@ REQUEST_BUCKETS_S = (
     0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
     1800.0,
 )  # fmt: skip
+# Told by the process that answers alone: every process of a server knows the same number.
+COMMON = b"sluice_engine_restarts_total"
 
 
 class Histogram:
@@ -102,8 +104,18 @@ class Metrics:
         """The text exposition format, version 0.0.4."""
         return exposition.generate_latest(self._registry)
 
+    def render_with(self, live: Live) -> bytes:
+        """The same, with this in place of what is true at the moment."""
+        registry = CollectorRegistry()
+        registry.register(_Families(self, live))
+        return exposition.generate_latest(registry)
+
     def collect(self) -> Iterator[Metric]:
         """Every family, for the registry."""
+        return self.families(None if self.live is None else self.live())
+
+    def families(self, live: Live | None) -> Iterator[Metric]:
+        """Every family there is."""
         yield _counter("sluice_requests_started", "Generation requests.", ["api"], self.started.items())
         yield _counter("sluice_requests", "Generation requests by outcome.", ["api", "outcome"], self.ended.items())
         yield self.ttft.family("sluice_ttft_seconds", "From a request's arrival to its first token.")
@@ -119,8 +131,38 @@ class Metrics:
             ("sluice_engine_restarts", "Engine processes that were started anew.", self.engine_restarts),
         ):
             yield CounterMetricFamily(name, text, value=value)
-        if self.live is not None:
-            yield from _live_families(self.live())
+        if live is not None:
+            yield from _live_families(live)
+
+
+class _Families:
+    """Families of one moment."""
+
+    def __init__(self, metrics: Metrics, live: Live) -> None:
+        self._metrics = metrics
+        self._live = live
+
+    def collect(self) -> Iterator[Metric]:
+        return self._metrics.families(self._live)
+
+
+def summed(mine: bytes, others: Iterable[bytes]) -> bytes:
+    """One exposition of several processes of a server, whose series are the same; `others` say nothing of the engines,
+    which are common to all."""
+    more: dict[bytes, float] = {}
+    for text in others:
+        for line in text.splitlines():
+            if not line.startswith(b"#"):
+                series, _, value = line.rpartition(b" ")
+                more[series] = more.get(series, 0.0) + float(value)
+    if not more:
+        return mine
+    lines = mine.splitlines()
+    for index, line in enumerate(lines):
+        series, _, value = line.rpartition(b" ")
+        if not line.startswith(b"#") and series != COMMON:
+            lines[index] = b"%b %b" % (series, repr(float(value) + more.get(series, 0.0)).encode())
+    return b"\n".join([*lines, b""])
 
 
 def _live_families(live: Live) -> Iterator[Metric]:

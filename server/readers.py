@@ -12,10 +12,25 @@ from collections.abc import Callable
 from typing import Protocol
 
 from server.framing import Framing
-from server.stream import Stream
+from server.log import Log
+from server.outcome import Outcome
+from server.stream import Reader, Stream
 
 # Events that a reader who comes late gets in one write: enough to be fast, and a small multiple of the send buffer.
 BURST_EVENTS = 64
+
+
+class Source(Protocol):
+    """What a client reads: a stream, or another process's."""
+
+    id: str
+    log: Log
+    outcome: Outcome | None
+
+    def attach(self, reader: Reader) -> None: ...  # noqa: D102
+    def detach(self, reader: Reader) -> None: ...  # noqa: D102
+    def renew(self) -> None: ...  # noqa: D102
+    def finish(self, end: Outcome) -> None: ...  # noqa: D102
 
 
 class Channel(Protocol):
@@ -45,7 +60,7 @@ class ClientReader:
     __slots__ = ("burst_events", "channel", "cursor", "framing", "stream")
 
     def __init__(
-        self, stream: Stream, framing: Framing, channel: Channel, cursor: int = 0, *, burst_events: int = BURST_EVENTS
+        self, stream: Source, framing: Framing, channel: Channel, cursor: int = 0, *, burst_events: int = BURST_EVENTS
     ) -> None:
         self.stream = stream
         self.framing = framing

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from itertools import islice
 
+import msgspec
+from msgspec.structs import asdict, replace
+
 from server.api.answers import BlocksNow, ConnectionsNow, EngineNow, ServerNow, StreamNow, StreamsNow, TokensNow
 from server.metrics import Live, Metrics
 from server.stream import Stream
@@ -48,6 +51,26 @@ def server_now(table: StreamTable, metrics: Metrics, live: Live, model: str, *, 
         ),
         connections=ConnectionsNow(**live.connections),
         shown=[stream_now(stream, now, names_key=names_keys) for stream in islice(table.live, STREAMS_SHOWN_MAX)],
+    )
+
+
+def together(mine: ServerNow, others: list[bytes]) -> ServerNow:
+    """The state of a server of several processes. `others` say nothing of the engines, which are common to all."""
+    shown = list(mine.shown)
+    streams, connections = asdict(mine.streams), asdict(mine.connections)
+    waiting, generated = mine.tokens.waiting, mine.tokens.generated
+    for text in others:
+        other = msgspec.json.decode(text, type=ServerNow)
+        shown += other.shown
+        streams = {state: count + getattr(other.streams, state) for state, count in streams.items()}
+        connections = {name: count + getattr(other.connections, name) for name, count in connections.items()}
+        waiting, generated = waiting + other.tokens.waiting, generated + other.tokens.generated
+    return replace(
+        mine,
+        streams=StreamsNow(**streams),
+        connections=ConnectionsNow(**connections),
+        tokens=replace(mine.tokens, waiting=waiting, generated=generated),
+        shown=sorted(shown, key=lambda stream: -stream.age_s)[:STREAMS_SHOWN_MAX],
     )
 
 

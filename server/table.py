@@ -23,6 +23,7 @@ from server import outcome as outcomes
 from server.log import Total
 from server.metrics import Metrics
 from server.outcome import Outcome
+from server.places import placed
 from server.stream import Choice, Grammar, Stream
 from server.tools.formats import CallFormat
 
@@ -76,7 +77,7 @@ def new_stream_id() -> str:
     """Unguessable, and never used before. It begins with a letter or a digit: to a shell, "-" begins an option."""
     while not (drawn := secrets.token_urlsafe(STREAM_ID_BYTES))[0].isalnum():
         pass
-    return drawn
+    return placed(drawn)
 
 
 class Busy(Exception):

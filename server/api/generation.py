@@ -19,6 +19,7 @@ from server.api.errors import ApiError
 from server.api.response_store import ResponseStore
 from server.api.types import PROMPT_LOGPROBS_MAX, GenerationFields, stop_strings
 from server.chat import ChatError, ChatTemplate, encode_chat
+from server.elsewhere import Alone, Elsewhere
 from server.framing import Framing, Ndjson, Plain, Sse
 from server.http import Call, Headers, Response, Streaming
 from server.outcome import CANCELLED, EXPIRED, Outcome
@@ -61,6 +62,7 @@ class Generation:
     model: Model
     responses: ResponseStore = field(default_factory=ResponseStore)
     tracer: Tracer | None = None
+    elsewhere: Elsewhere = field(default_factory=Alone)
 
     async def encode_sized(self, chars: int, encode: Callable[[], list[int]], param: str) -> list[int]:
         """`encode()`, off the loop when the text has many characters. Raises ApiError 400, and does no work, for a text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,13 @@ from server.api.generate import query_fields, query_pairs
 from server.api.generation import SSE, Generation, collected, framing_asked, framing_named, streaming
 from server.api.response_grammar import ResponseGrammar
 from server.api.response_items import Item, read_items, turns_of
-from server.api.response_store import ResponseStore, Stored
+from server.api.response_store import Stored, conversation
 from server.api.response_tools import json_form, response_tool_use
 from server.api.response_types import LOGPROBS, ResponseRequest, parse_response
 from server.api.structure import answer_grammar
 from server.api.tool_use import call_format
 from server.api.types import MESSAGES_MAX
+from server.elsewhere import Told, Unreachable
 from server.http import Call, Response, Streaming, json_response
 from server.metrics import Metrics
 from server.outcome import CANCELLED, Outcome
@@ -77,8 +79,9 @@ async def count_input(generation: Generation, call: Call) -> Response:
 async def _read(generation: Generation, call: Call, request: ResponseRequest) -> _Asked:
     generation.check_model(request.model)
     store = generation.responses
-    given = read_items(request.input, lambda id: store.find_item(id, call.key))
-    items = _earlier(store, call, request.previous_response_id) + given
+    visiting = await _visiting_items(generation, call, request.input)
+    given = read_items(request.input, lambda id: visiting.get(id) or store.find_item(id, call.key))
+    items = await _earlier(generation, call, request.previous_response_id) + given
     if len(items) > MESSAGES_MAX:
         raise invalid("input", f"the conversation holds {len(items)} items; at most {MESSAGES_MAX} are allowed")
     calls = call_format(generation.model, use := response_tool_use(request))
@@ -110,20 +113,35 @@ def _logprobs(request: ResponseRequest, calls: CallFormat | None) -> int:
     return count
 
 
-def _earlier(store: ResponseStore, call: Call, id: str | None) -> list[Item]:
+async def _earlier(generation: Generation, call: Call, id: str | None) -> list[Item]:
     """The conversation that a response goes on from."""
     if id is None:
         return []
     param = "previous_response_id"
-    stored = store.find(id, call.key)
+    stored: Stored | Told | None = generation.responses.find(id, call.key)
+    if (home := generation.elsewhere.home_of(id)) is not None:
+        with suppress(Unreachable):
+            stored = await generation.elsewhere.stored(home, call.key, id)
     if stored is None:
         raise invalid(param, f"there is no response {id[:100]!r} here, or no longer", "previous_response_not_found")
-    if stored.stream is not None:
+    if not stored.final:
         raise invalid(param, "the previous response is still in progress", "previous_response_in_progress")
     status = msgspec.json.decode(stored.final)["status"]
     if status not in ("completed", "incomplete"):
         raise invalid(param, f"the previous response is {status}, and has no answer to go on from")
-    return stored.conversation()
+    return conversation(stored.items, stored.final)
+
+
+async def _visiting_items(generation: Generation, call: Call, given: object) -> dict[str, Item]:
+    """The items that a request's input refers to, and other processes have."""
+    found: dict[str, Item] = {}
+    for item in given if isinstance(given, list) else ():
+        id = item.get("id") if isinstance(item, dict) and item.get("type") in (None, "item_reference") else None
+        if isinstance(id, str) and (home := generation.elsewhere.home_of(id)) is not None:
+            with suppress(Unreachable):
+                if known := await generation.elsewhere.item(home, call.key, id):
+                    found[id] = known
+    return found
 
 
 # What was begun

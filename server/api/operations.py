@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from server.api.errors import ApiError
+from server.api.errors import ApiError, busy
 from server.api.generation import Generation, Model
+from server.elsewhere import Elsewhere
 from server.gateway.access_tokens import AccessTokens
 from server.http import Response, json_response
-from server.metrics import Metrics
-from server.status import server_now
+from server.metrics import Metrics, summed
+from server.status import server_now, together
 
 _UNCACHED = ((b"Cache-Control", b"no-store"),)
 
@@ -45,16 +48,25 @@ def ready(*, engine: bool, draining: bool) -> Response:
     return json_response({"status": status}, 503, ((b"Retry-After", b"2"),))
 
 
-def metrics(counts: Metrics) -> Response:
-    """GET /metrics."""
-    return Response(200, counts.render(), CONTENT_TYPE_PLAIN_0_0_4.encode())
+async def metrics(counts: Metrics, elsewhere: Elsewhere) -> Response:
+    """GET /metrics: of all processes together, whichever answers. Raises ApiError 503 when one doesn't say in time."""
+    others = await _told(elsewhere.count())
+    return Response(200, summed(counts.render(), others), CONTENT_TYPE_PLAIN_0_0_4.encode())
 
 
-def status(generation: Generation, counts: Metrics, *, names_keys: bool) -> Response:
-    """GET /status."""
+async def status(generation: Generation, counts: Metrics, *, names_keys: bool) -> Response:
+    """GET /status, likewise."""
+    others = await _told(generation.elsewhere.status(names_keys=names_keys))
     assert counts.live is not None
     now = server_now(generation.table, counts, counts.live(), generation.model.name, names_keys=names_keys)
-    return json_response(now, headers=_UNCACHED)
+    return json_response(together(now, others), headers=_UNCACHED)
+
+
+async def _told(asked: Awaitable[list[bytes]]) -> list[bytes]:
+    try:
+        return await asked
+    except TimeoutError:
+        raise busy(503, "a process of this server did not say in time what it has counted", 5) from None
 
 
 def _card(model: Model) -> dict[str, object]:

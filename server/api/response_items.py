@@ -10,6 +10,7 @@ import msgspec
 
 from server.api.errors import invalid
 from server.api.types import convert_at
+from server.places import placed
 
 ITEM_ID_BYTES = 18  # as long as a stream's
 
@@ -88,7 +89,7 @@ Item = dict[str, Any]
 
 def new_item_id(prefix: str) -> str:
     """`prefix` is msg, fc, …"""
-    return f"{prefix}_{secrets.token_urlsafe(ITEM_ID_BYTES)}"
+    return placed(f"{prefix}_{secrets.token_urlsafe(ITEM_ID_BYTES)}")
 
 
 def read_items(given: str | list[Any], stored: Callable[[str], Item | None]) -> list[Item]:

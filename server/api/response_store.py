@@ -48,15 +48,20 @@ class Stored:
         """Bytes that count against the limit."""
         return len(self.items) + len(self.final)
 
-    def conversation(self) -> list[dict[str, Any]]:
-        """Every item, this response's own output last."""
-        items: list[dict[str, Any]] = msgspec.json.decode(self.items)
-        return items + self.output()
-
     def output(self) -> list[dict[str, Any]]:
         """What came out, once it has ended."""
-        output: list[dict[str, Any]] = msgspec.json.decode(self.final)["output"]
-        return output
+        return _output(self.final)
+
+
+def conversation(items: bytes, final: bytes) -> list[dict[str, Any]]:
+    """Every item of a response that has ended, its own output last."""
+    given: list[dict[str, Any]] = msgspec.json.decode(items)
+    return given + _output(final)
+
+
+def _output(final: bytes) -> list[dict[str, Any]]:
+    output: list[dict[str, Any]] = msgspec.json.decode(final)["output"]
+    return output
 
 
 class ResponseStore:

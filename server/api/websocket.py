@@ -33,12 +33,14 @@ from server.api.types import (
     convert,
     refuse_repeated_names,
 )
+from server.elsewhere import Unreachable
 from server.framing import unescaped
-from server.http import Call, WebSocketChannel
+from server.frontends.relay import Packed, Relay, RelayedMessages
+from server.http import Call, Response, Streaming, WebSocketChannel
 from server.log import Event
 from server.metrics import Metrics
 from server.outcome import Outcome
-from server.readers import ClientReader
+from server.readers import ClientReader, Source
 from server.stream import Grammar, Stream
 from server.table import Part
 
@@ -80,10 +82,11 @@ class ApiSession:
         self._generation = generation
         self._metrics = metrics
         self._call = call
-        self._socket = socket
+        self.socket = socket
         self._unbegun = unbegun
         self._shown: dict[str, Shown] = {}  # by the client's id
         self._starting: dict[str, asyncio.Task[None]] = {}
+        self._fetching: dict[str, asyncio.Task[None]] = {}  # streams of other processes
         self._bare = False
         self._first = True
         self._draining = False
@@ -102,12 +105,12 @@ class ApiSession:
             else:
                 self._take(event.data)
         elif isinstance(event, Binary):
-            self._socket.close(1003, "messages are JSON text")
+            self.socket.close(1003, "messages are JSON text")
 
     def pump(self) -> None:
         """The socket takes more: every generation in turn, the one that was served last at the end."""
         for id_ in list(self._shown):
-            if not self._socket.writable:
+            if not self.socket.writable:
                 return
             if shown := self._shown.pop(id_, None):
                 self._shown[id_] = shown
@@ -125,6 +128,9 @@ class ApiSession:
             task.cancel()
             self._unbegun(outcomes.CANCELLED, CLIENT_LEFT)
         self._starting.clear()
+        for task in self._fetching.values():
+            task.cancel()
+        self._fetching.clear()
         for shown in list(self._shown.values()):
             shown.reader.leave()
         self._shown.clear()
@@ -161,9 +167,9 @@ class ApiSession:
 
     def _check_room(self, id_: str) -> None:
         """Raises ApiError unless one more generation can be shown under this id."""
-        if id_ in self._shown or id_ in self._starting:
+        if id_ in self._shown or id_ in self._starting or id_ in self._fetching:
             raise invalid("id", f"the id {id_!r} is in use on this socket")
-        if len(self._shown) + len(self._starting) >= GENERATIONS_MAX:
+        if len(self._shown) + len(self._starting) + len(self._fetching) >= GENERATIONS_MAX:
             raise errors.busy(429, f"{GENERATIONS_MAX} generations run on this socket, the limit", 1)
 
     def _begin(self, id_: str, work: Coroutine[Any, Any, None]) -> None:
@@ -209,10 +215,10 @@ class ApiSession:
         except ApiError as error:
             self._unbegun(outcomes.REFUSED, error.status)
             code = TRY_AGAIN_LATER if error.status in (429, 503) else POLICY_VIOLATION
-            self._socket.close(code, error.message)
+            self.socket.close(code, error.message)
         except Exception:
             self._log_fault(stream)
-            self._socket.close(INTERNAL_ERROR, "the server failed")
+            self.socket.close(INTERNAL_ERROR, "the server failed")
         finally:
             self._has_begun("")
 
@@ -230,6 +236,10 @@ class ApiSession:
             self._unbegun(outcomes.CANCELLED, 409)
             self._error(id_, ApiError(409, "cancelled before it began", code=outcomes.CANCELLED))
             self._close_if_drained(SERVICE_RESTART)
+        elif task := self._fetching.pop(id_, None):
+            task.cancel()
+            self._error(id_, ApiError(409, "cancelled before it was here", code=outcomes.CANCELLED))
+            self._close_if_drained(SERVICE_RESTART)
         elif shown := self._shown.get(id_):
             shown.stream.finish(Outcome(outcomes.CANCELLED, "cancelled by its client"))
         else:
@@ -239,20 +249,39 @@ class ApiSession:
         self._check_room(id_)
         if message.after < -1:
             raise invalid("after", "after must be at least 0")
-        stream = streams.find(self._generation, self._metrics, self._call, message.stream)
-        streams.check_position(self._metrics, stream, message.after)
-        streams.retake_slot(self._generation, stream)
-        self._metrics.resumes["resumed"] += 1
+        if (home := self._generation.elsewhere.home_of(message.stream)) is not None:
+            fetching = self._fetch(id_, home, message)
+            self._fetching[id_] = asyncio.get_running_loop().create_task(fetching)
+            return
+        stream = resumed(self._generation, self._metrics, self._call, message.stream, message.after)
         self._show(id_, stream, message.after + 1)
+
+    async def _fetch(self, id_: str, home: int, message: ResumeMessage) -> None:
+        """Show a stream of another process."""
+        try:
+            answer = await self._generation.elsewhere.show(home, self._call, id_, message.stream, message.after)
+        except Unreachable:  # and with it the stream
+            self._metrics.resumes["unknown"] += 1
+            answer = errors.render(ApiError(404, "there is no such stream", code="stream_not_found"))
+        del self._fetching[id_]
+        if isinstance(answer, Streaming):
+            self._send_started(id_, answer.stream.id)
+            self._attach(id_, Shown(self, id_, answer.stream, RelayedMessages(self.socket), 0))
+        else:
+            self._refuse(id_, answer)
+            self._close_if_drained(SERVICE_RESTART)
 
     # Answers
 
     def _show(self, id_: str, stream: Stream, cursor: int = 0) -> None:
-        self._send(b'{"type":"started","id":"%b","stream":"%b"}' % (json_text(id_), stream.id.encode()))
-        self._attach(id_, Shown(self, id_, stream, TokenMessages(stream, id_, self._socket), cursor))
+        self._send_started(id_, stream.id)
+        self._attach(id_, Shown(self, id_, stream, TokenMessages(stream, id_, self.socket), cursor))
+
+    def _send_started(self, id_: str, stream_id: str) -> None:
+        self._send(b'{"type":"started","id":"%b","stream":"%b"}' % (json_text(id_), stream_id.encode()))
 
     def _show_bare(self, stream: Stream) -> None:
-        self._attach("", Shown(self, "", stream, BareMessages(self._socket), 0))
+        self._attach("", Shown(self, "", stream, BareMessages(self.socket), 0))
 
     def _attach(self, id_: str, shown: Shown) -> None:
         self._shown[id_] = shown
@@ -269,45 +298,52 @@ class ApiSession:
         if end is None:
             error = ApiError(410, "this reader fell behind what is held of the stream", code="position_gone")
             self._error(shown.id, error)
-        elif end.success:
-            usage = msgspec.json.encode(usage_of(stream))
-            head = (json_text(shown.id), msgspec.json.encode(end.kind))
-            self._send(b'{"type":"done","id":"%b","finish_reason":%b,"usage":%b}' % (*head, usage))
+        elif isinstance(stream, Relay) and stream.last:
+            self._send(stream.last)
+        elif isinstance(stream, Stream):
+            self._send(last_message(shown.id, stream, end))
         else:
-            self._send(b'{"type":"error","id":"%b",' % json_text(shown.id) + errors.outcome_body(end)[1:])
+            self._send(_error_message(shown.id, end))
         self._close_if_drained(SERVICE_RESTART)
 
     def _close_bare(self, end: Outcome | None) -> None:
         if end is not None and end.success:
-            self._socket.close(NORMAL, end.kind)
+            self.socket.close(NORMAL, end.kind)
         else:
-            self._socket.close(INTERNAL_ERROR, end.message if end else "this reader fell behind")
+            self.socket.close(INTERNAL_ERROR, end.message if end else "this reader fell behind")
 
     def _close_if_drained(self, code: int) -> None:
-        if self._draining and not self._shown and not self._starting:
-            self._socket.close(code, "the server is going to stop")
+        if self._draining and not self._shown and not self._starting and not self._fetching:
+            self.socket.close(code, "the server is going to stop")
 
     def _error(self, id_: str, error: ApiError) -> None:
         """A refusal that waiting helps against says how long, as Retry-After does."""
-        body = errors.render(error).body
-        wait = b"".join(b'"retry_after":%b,' % value for name, value in error.headers if name == b"Retry-After")
-        self._send(b'{"type":"error","id":"%b",%b' % (json_text(id_), wait) + body[1:])
+        self._refuse(id_, errors.render(error))
+
+    def _refuse(self, id_: str, refusal: Response) -> None:
+        wait = b"".join(b'"retry_after":%b,' % value for name, value in refusal.headers if name == b"Retry-After")
+        self._send(b'{"type":"error","id":"%b",%b' % (json_text(id_), wait) + refusal.body[1:])
 
     def _send(self, payload: bytes) -> None:
-        self._socket.write(self._socket.frame(payload))
+        self.socket.write(self.socket.frame(payload))
 
 
 class Shown:
     """One generation on a socket: the channel of its reader."""
 
     def __init__(
-        self, session: ApiSession, id_: str, stream: Stream, framing: TokenMessages | BareMessages, cursor: int
+        self,
+        session: ApiSession,
+        id_: str,
+        stream: Source,
+        framing: TokenMessages | BareMessages | RelayedMessages,
+        cursor: int,
     ) -> None:
         self.id = id_
         self.stream = stream
         self.reader = ClientReader(stream, framing, self, cursor)
         self._session = session
-        self._socket = framing.socket
+        self._socket = session.socket
 
     @property
     def writable(self) -> bool:
@@ -333,7 +369,7 @@ class TokenMessages:
     content_type = ping = b""
     half_close = lies_at_the_end = False
 
-    def __init__(self, stream: Stream, id_: str, socket: WebSocketChannel) -> None:
+    def __init__(self, stream: Stream, id_: str, socket: WebSocketChannel | Packed) -> None:
         self.socket = socket
         several = len(stream.choices) > 1
         head = b'{"type":"token","id":"%b",' % json_text(id_)
@@ -363,6 +399,33 @@ class BareMessages:
     def render(self, events: list[Event], first: int) -> bytes:
         """One message for each event with text."""
         return b"".join([self.socket.frame(unescaped(event.text)) for event in events if event.text])
+
+
+def resumed(generation: Generation, metrics: Metrics, call: Call, stream_id: str, after: int) -> Stream:
+    """A stream that a reader comes back to behind a position. Raises ApiError."""
+    stream = streams.find(generation, metrics, call, stream_id)
+    streams.check_position(metrics, stream, after)
+    streams.retake_slot(generation, stream)
+    metrics.resumes["resumed"] += 1
+    return stream
+
+
+def packed(generation: Generation, metrics: Metrics, call: Call, id_: str, stream_id: str, after: int) -> Streaming:
+    """The same for another process's socket. Raises ApiError."""
+    stream = resumed(generation, metrics, call, stream_id, after)
+    return Streaming(stream, TokenMessages(stream, id_, Packed()), after + 1)
+
+
+def last_message(id_: str, stream: Stream, end: Outcome) -> bytes:
+    """How a generation ended."""
+    if not end.success:
+        return _error_message(id_, end)
+    usage, head = msgspec.json.encode(usage_of(stream)), (json_text(id_), msgspec.json.encode(end.kind))
+    return b'{"type":"done","id":"%b","finish_reason":%b,"usage":%b}' % (*head, usage)
+
+
+def _error_message(id_: str, end: Outcome) -> bytes:
+    return b'{"type":"error","id":"%b",' % json_text(id_) + errors.outcome_body(end)[1:]
 
 
 def _decode(text: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from server.api.errors import ApiError
 from server.gateway.access_tokens import AccessTokens
 from server.gateway.keys import ANONYMOUS, Keys
-from server.gateway.limits import Limiter, Rates
+from server.gateway.limits import Book, Limiter, Rates
 from server.http import Call
 
 
@@ -23,10 +23,13 @@ class Gateway:
         model: str = "",
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
+        book: Book | None = None,
+        token_secret: bytes = b"",
     ) -> None:
+        """`book` and `token_secret` are what several processes of one server share."""
         self.keys = keys
-        self.limiter = Limiter(keys, rates or Rates(), clock, model=model)
-        self.tokens = AccessTokens(now)
+        self.limiter = Limiter(keys, rates or Rates(), clock, model=model, book=book)
+        self.tokens = AccessTokens(now, token_secret)
 
     def authenticate(self, call: Call, *, token: str = "") -> None:
         """Find out who asks: by `Authorization: Bearer`, by `x-api-key`, or by a token where the route takes one.

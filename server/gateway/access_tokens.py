@@ -1,7 +1,7 @@
 """Tokens for browsers: EventSource and WebSocket can send no header, so a page with a key asks for a token first and
 puts it in the address, where it is worth nothing a minute later.
 
-A token names its client and its end, under a signature of this process: none is kept.
+A token names its client and its end, under a signature of this server: none is kept.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ _SECRET_BYTES = 32
 _end = struct.Struct(">Q")
 
 
-class AccessTokens:
-    """`now` gives Unix seconds."""
+def new_secret() -> bytes:
+    """What tokens are signed with."""
+    return secrets.token_bytes(_SECRET_BYTES)
 
-    def __init__(self, now: Callable[[], float]) -> None:
+
+class AccessTokens:
+    """`now` gives Unix seconds. `secret` signs them; one of this object's own where none is given."""
+
+    def __init__(self, now: Callable[[], float], secret: bytes = b"") -> None:
         self._now = now
-        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._secret = secret or new_secret()
 
     def issue(self, name: str) -> tuple[str, int]:
         """A token for this client, and its end in Unix seconds."""

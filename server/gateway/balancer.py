@@ -30,6 +30,8 @@ KNOWN_EXTRA_TOKENS, KNOWN_EXTRA_PART = 1024, 0.05
 FINE_TOKENS, FINE_STRIDE, COARSE_STRIDE, MARKED_TOKENS_MAX = 512, 16, 128, 8192
 # Beginnings remembered of each engine, the oldest go: more than the prefix caches of most hold.
 MARKS_MAX = 65_536
+# A scrape waits so long for engines to say how they are: for the end of most steps.
+REFRESH_WAIT_S = 0.5
 
 
 class Link(Protocol):
@@ -41,6 +43,7 @@ class Link(Protocol):
     def credit(self, sequence_id: int, total: int) -> None: ...  # noqa: D102
     def cancel(self, sequence_ids: list[int]) -> None: ...  # noqa: D102
     def listen(self, listener: Listener) -> None: ...  # noqa: D102
+    def ask_gauges(self) -> None: ...  # noqa: D102
     async def start(self) -> Hello: ...  # noqa: D102
     def keep(self) -> None: ...  # noqa: D102
     async def close(self) -> None: ...  # noqa: D102
@@ -65,6 +68,7 @@ class Member:
         self._unread: set[int] = set()  # sequences without a reader: they have nothing to do, and don't count
         self._balancer = balancer
         self._marks: dict[int, None] = {}
+        self._told: asyncio.Future[None] | None = None
 
     def give(self, message: Submit, marks: list[tuple[int, int]]) -> None:
         """This engine's turn."""
@@ -107,11 +111,21 @@ class Member:
             known = end
         return known
 
+    def told(self) -> asyncio.Future[None]:
+        """Done when the engine has said how it is."""
+        if self._told is None:
+            self._told = asyncio.get_running_loop().create_future()
+            self.link.ask_gauges()
+        return self._told
+
     # What its link tells
 
     def on_step(self, step: Step) -> None:
         """Its sequences go on."""
         self.gauges = step.gauges
+        if self._told is not None:
+            self._told.set_result(None)
+            self._told = None
         self._balancer.on_step(self, step)
 
     def on_engine_lost(self) -> None:
@@ -153,6 +167,12 @@ class Balancer:
         self._join()
         assert self.hello is not None
         return self.hello
+
+    async def refresh(self) -> None:
+        """Have every engine that is up say how it is, for as long as that is worth waiting for."""
+        waits = [member.told() for member in self.members if member.link.hello is not None]
+        if waits:
+            await asyncio.wait(waits, timeout=REFRESH_WAIT_S)
 
     async def close(self) -> None:
         """Let go of all."""

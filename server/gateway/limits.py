@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from server.gateway.keys import Keys
 from server.http import Headers
@@ -25,6 +27,7 @@ MINUTE_S = 60.0
 SETTLE_S = 0.1
 # Floats that were filled drop by drop: a wait that was told must be enough.
 _DUST = 1e-6
+_FREE = nullcontext()  # nobody else writes
 
 
 class Bucket:
@@ -60,12 +63,66 @@ class Rates:
     tokens_per_minute: int | None = None
 
 
+class Slots:
+    """A client's streams at once."""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    @property
+    def taken(self) -> int:
+        """How many."""
+        return self._taken
+
+    def add(self, more: int) -> None:
+        """Take one, or give one back."""
+        self._taken += more
+
+
+class Book(Protocol):
+    """Where it is kept what clients have taken: here, or in memory that several processes share."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Held by whoever reads or writes it."""
+        ...
+
+    def slots(self, name: str) -> Slots:
+        """A client's."""
+        ...
+
+    def bucket(self, name: str, per_minute: int, now: float, before: Bucket | None, *, of_tokens: bool) -> Bucket:
+        """A full one, less what is lacking in the client's one before. Under a lower rate that fills in the same time:
+        nobody waits for hours since a limit was changed."""
+        ...
+
+
+class OwnBook:
+    """Of a single process."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """See Book."""
+        return _FREE
+
+    def slots(self, name: str) -> Slots:
+        """See Book."""
+        return Slots()
+
+    def bucket(self, name: str, per_minute: int, now: float, before: Bucket | None, *, of_tokens: bool) -> Bucket:
+        """See Book."""
+        bucket = Bucket(per_minute, now)
+        if before is not None:
+            bucket.take((before.per_minute - before.level) * min(1.0, per_minute / before.per_minute))
+        return bucket
+
+
 @dataclass(slots=True)
 class Account:
     """One client's use."""
 
+    slots: Slots
     streams_max: int | None = None
-    streams: int = 0
     requests: Bucket | None = None
     tokens: Bucket | None = None
     charged: dict[Stream, int] = field(default_factory=dict)  # live streams, and how many of their tokens were counted
@@ -105,10 +162,13 @@ def unused_tokens(stream: Stream) -> int:
 
 
 class Limiter:
-    """The accounts of all clients of `model`. `clock` gives seconds that only grow."""
+    """The accounts of all clients of `model`. `clock` gives seconds that only grow; who share `book` share it."""
 
-    def __init__(self, keys: Keys, rates: Rates, clock: Callable[[], float], *, model: str = "") -> None:
+    def __init__(
+        self, keys: Keys, rates: Rates, clock: Callable[[], float], *, model: str = "", book: Book | None = None
+    ) -> None:
         self.model = model
+        self._book = book or OwnBook()
         self._keys = keys
         self._rates = rates
         self._clock = clock
@@ -123,18 +183,20 @@ class Limiter:
         """Raises Busy when no request of this client with such a prompt could start now; 0: its length isn't known yet,
         and so no wait for tokens could be told. Takes nothing."""
         self._check_key(key)
-        self._check(self._settled(key), prompt_tokens)
+        with self._book.locked():
+            self._check(self._settled(key), prompt_tokens)
 
     def start(self, key: str, prompt_tokens: int) -> None:
         """A slot, a request and the prompt's tokens; or Busy, and nothing is taken."""
         self._check_key(key)
-        account = self._settled(key)
-        self._check(account, prompt_tokens)
-        account.streams += 1
-        if account.requests is not None:
-            account.requests.take(1)
-        if account.tokens is not None:
-            account.tokens.take(prompt_tokens)
+        with self._book.locked():
+            account = self._settled(key)
+            self._check(account, prompt_tokens)
+            account.slots.add(1)
+            if account.requests is not None:
+                account.requests.take(1)
+            if account.tokens is not None:
+                account.tokens.take(prompt_tokens)
 
     def track(self, stream: Stream) -> None:
         """Charge what this stream makes to its client, from now on until `end`."""
@@ -144,44 +206,57 @@ class Limiter:
 
     def end(self, stream: Stream) -> None:
         """The stream has its outcome."""
-        self._accounts[stream.key].end(stream, self._clock())
+        with self._book.locked():
+            self._accounts[stream.key].end(stream, self._clock())
+
+    def settle(self) -> None:
+        """Charge what all streams here made, so that other processes know."""
+        with self._book.locked():
+            now = self._clock()
+            for account in self._accounts.values():
+                if account.charged:
+                    account.settle(now)
 
     def resume(self, key: str) -> None:
         """A slot for a stream whose reader comes back; or Busy."""
         self._check_key(key)
-        account = self._account(key)
-        _check_slot(account)
-        account.streams += 1
+        with self._book.locked():
+            account = self._account(key)
+            _check_slot(account)
+            account.slots.add(1)
 
     def leave(self, key: str) -> None:
         """One slot back."""
-        account = self._accounts[key]
-        assert account.streams > 0, "a slot was given back twice"
-        account.streams -= 1
+        with self._book.locked():
+            account = self._accounts[key]
+            assert account.slots.taken > 0, "a slot was given back twice"
+            account.slots.add(-1)
 
     def streams(self, key: str) -> int:
         """Slots that a client has taken."""
         account = self._accounts.get(key)
-        return account.streams if account else 0
+        return account.slots.taken if account else 0
 
     def headers(self, key: str) -> Headers:
         """`x-ratelimit-…`, as OpenAI's API has them, for what is limited."""
         if not self._keys.is_known(key):
             return ()
-        account = self._account(key)
-        if account.requests is None and account.tokens is None:
-            return ()
-        account.settle(self._clock())
-        return (*_headers(b"requests", account.requests), *_headers(b"tokens", account.tokens))
+        with self._book.locked():
+            account = self._account(key)
+            if account.requests is None and account.tokens is None:
+                return ()
+            account.settle(self._clock())
+            return (*_headers(b"requests", account.requests), *_headers(b"tokens", account.tokens))
 
     def refresh(self) -> None:
         """The keys were read anew: limits change, what was used stays. Of clients that are gone nothing is kept once
         their last stream ended."""
-        for name, account in list(self._accounts.items()):
-            if self._keys.is_known(name):
-                self._set_limits(name, account)
-            elif not account.streams and not account.charged:
-                del self._accounts[name]
+        with self._book.locked():
+            for name, account in list(self._accounts.items()):
+                if self._keys.is_known(name):
+                    self._set_limits(name, account)
+                elif not account.slots.taken and not account.charged:
+                    del self._accounts[name]
 
     def _check_key(self, key: str) -> None:
         if not self._keys.is_known(key):
@@ -210,7 +285,7 @@ class Limiter:
     def _account(self, key: str) -> Account:
         account = self._accounts.get(key)
         if account is None:
-            account = self._accounts[key] = Account()
+            account = self._accounts[key] = Account(self._book.slots(key))
             self._set_limits(key, account)
         return account
 
@@ -221,22 +296,13 @@ class Limiter:
             account.streams_max = key.streams_max
             requests = requests if key.requests_per_minute is None else key.requests_per_minute
             tokens = tokens if key.tokens_per_minute is None else key.tokens_per_minute
-        account.requests = self._bucket(requests, account.requests)
-        account.tokens = self._bucket(tokens, account.tokens)
-
-    def _bucket(self, per_minute: int | None, before: Bucket | None) -> Bucket | None:
-        """A full one, less what is lacking in the one before. Under a lower rate that fills in the same time: nobody
-        waits for hours since a limit was changed."""
-        if not per_minute:
-            return None
-        bucket = Bucket(per_minute, self._clock())
-        if before is not None:
-            bucket.take((before.per_minute - before.level) * min(1.0, per_minute / before.per_minute))
-        return bucket
+        now, bucket = self._clock(), self._book.bucket
+        account.requests = bucket(name, requests, now, account.requests, of_tokens=False) if requests else None
+        account.tokens = bucket(name, tokens, now, account.tokens, of_tokens=True) if tokens else None
 
 
 def _check_slot(account: Account) -> None:
-    if account.streams_max is not None and account.streams >= account.streams_max:
+    if account.streams_max is not None and account.slots.taken >= account.streams_max:
         raise Busy(429, "this key's streams are all in use", 1)
 
 

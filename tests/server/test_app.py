@@ -15,6 +15,7 @@ from server import playground
 from server.access_log import AccessLog
 from server.api.generation import Generation
 from server.app import REQUEST_ID_CHARS_MAX, App, MetricsAccess, Policy, new_request_id
+from server.elsewhere import Alone
 from server.gateway.access import Gateway
 from server.gateway.key_file import read_keys
 from server.gateway.keys import Keys
@@ -36,6 +37,7 @@ class Unused:
     """A generation that no test here begins."""
 
     model = None
+    elsewhere = Alone()
 
 
 def call(line: str, *fields: str, client: str = "127.0.0.1") -> Call:

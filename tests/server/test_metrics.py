@@ -23,6 +23,7 @@ from server.metrics import (
     Histogram,
     Live,
     Metrics,
+    summed,
 )
 from server.outcome import REFUSED, Outcome
 from tests.support.serving import Server
@@ -239,3 +240,22 @@ def test_promtool_finds_nothing_to_say(server: Server) -> None:
         [tool("promtool", "prometheus"), "check", "metrics"], input=broken, capture_output=True, timeout=30, check=False
     )
     assert done.returncode != 0  # it does look
+
+
+def test_several_processes_are_summed_series_by_series_and_engines_told_once() -> None:
+    first, second = Metrics(), Metrics()
+    for metrics, count in ((first, 2), (second, 5)):
+        for _ in range(count):
+            metrics.unbegun("chat", "refused")
+        metrics.ttft.observe(0.3)
+        metrics.engine_restarts = 3
+    text = summed(first.render(), [second.render(), second.render()]).decode()
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        line for line in first.render().decode().splitlines() if line.startswith("#")
+    ]
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values['sluice_requests_total{api="chat",outcome="refused"}']) == 12
+    assert float(values["sluice_ttft_seconds_count"]) == 3
+    assert float(values["sluice_ttft_seconds_sum"]) == pytest.approx(0.9)
+    assert float(values["sluice_engine_restarts_total"]) == 3
+    assert summed(first.render(), []) == first.render()

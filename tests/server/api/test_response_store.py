@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from server.api import response_store
-from server.api.response_store import ResponseStore, StoreLimits
+from server.api.response_store import ResponseStore, StoreLimits, conversation
 from server.outcome import Outcome
 from server.stream import Stream
 from tests.support.tables import Rig
@@ -108,7 +108,7 @@ def test_a_conversation_is_what_went_in_and_what_came_out() -> None:
     held.end("a")
     stored = held.store.find("a", "")
     assert stored is not None and stored.stream is None
-    assert stored.conversation() == [*json.loads(stored.items), {"id": "a"}]
+    assert conversation(stored.items, stored.final) == [*json.loads(stored.items), {"id": "a"}]
 
 
 def test_an_item_is_found_as_long_as_the_response_that_made_it() -> None:

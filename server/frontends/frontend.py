@@ -1,0 +1,70 @@
+"""One of several server processes: what it was given by the supervisor, and what the two say to each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from server.config import Config
+from server.gateway.ledger import Ledger
+
+# The supervisor's words; whoever has ended says so by its end of the socket.
+STOP, RELOAD = b"s", b"h"
+READY = b"r"  # the only word of a frontend
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """`control`: this end of the socket to the supervisor."""
+
+    index: int
+    count: int
+    folder: str  # of the sockets between processes
+    port: int
+    listener: socket.socket | None  # a Unix socket, which all frontends accept from; a port each binds by itself
+    engine_urls: tuple[str, ...]
+    control: socket.socket
+    ledger: Ledger
+    token_secret: bytes
+
+    def ready(self) -> None:
+        """Connections are accepted."""
+        self.control.send(READY)
+
+    def watch(self, loop: Any, on_stop: Callable[[], None], on_reload: Callable[[], None]) -> None:
+        """Do as the supervisor says. When it is gone, this process ends at once, as a server does that is killed."""
+
+        def hear() -> None:
+            words = self.control.recv(64)
+            if not words:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                os._exit(1)
+            for word in words:
+                (on_stop if word == STOP[0] else on_reload)()
+
+        self.control.setblocking(False)
+        loop.add_reader(self.control, hear)
+
+
+def share_of(config: Config, count: int) -> Config:
+    """What one of `count` processes may have of the bounds that are not counted for all together."""
+
+    def part(whole: int) -> int:
+        return -(-whole // count)
+
+    limits, responses = config.limits, config.responses
+    return replace(
+        config,
+        limits=replace(
+            limits,
+            streams_max=part(limits.streams_max),
+            queue_max=part(limits.queue_max),
+            log_bytes=part(limits.log_bytes),
+        ),
+        responses=replace(responses, bytes_max=part(responses.bytes_max)),
+        max_connections=part(config.max_connections) if config.max_connections else None,
+    )

@@ -1,0 +1,51 @@
+"""The socket that clients connect to."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from server.config import Config
+
+
+def listen(config: Config, *, port: int | None = None, shared: bool = False) -> socket.socket:
+    """A bound socket whose connections get the send buffer. `port`: in place of the configured one; `shared`: others
+    of this user may bind it as well, and connections are spread over those who listen. Raises OSError."""
+    if config.uds:
+        path = Path(config.uds)
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    raise OSError(f"another server answers on {path}")
+            path.unlink()  # left by a server that was killed
+        listener = socket.socket(socket.AF_UNIX)
+        address: Any = str(path)
+    else:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                config.host, config.port if port is None else port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+        except socket.gaierror as error:
+            raise OSError(f"can't listen on {config.host}: {error.strerror}") from None
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        where = config.uds or f"{config.host}:{config.port}"
+        raise OSError(f"can't listen on {where}: {error.strerror}") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer)
+    listener.setblocking(False)
+    return listener
+
+
+def address_of(config: Config, listener: socket.socket) -> str:
+    """As the ready line shows it."""
+    if config.uds:
+        return f"unix:{config.uds}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    scheme = "https" if config.tls_cert else "http"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
