@@ -92,11 +92,15 @@ def _pack_int8(weight: torch.Tensor) -> Packed:
 def _groups(rows: torch.Tensor) -> torch.Tensor:
     """[outputs, bytes of a row / 4] int32: four bytes together, the last padded with zeros."""
     stored = rows.contiguous().view(torch.uint8).view(rows.shape[0], -1)
-    padded = torch.nn.functional.pad(stored, (0, -stored.shape[1] % 4))
-    return padded.contiguous().view(torch.int32)
+    return _padded(stored, (0, -stored.shape[1] % 4)).view(torch.int32)
 
 
 def _panels(rows: torch.Tensor) -> torch.Tensor:
     """[outputs, n] -> [panels, n, 16]: the outputs of a panel side by side, those beyond the last zeros."""
-    padded = torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % PANEL))
+    padded = _padded(rows, (0, 0, 0, -rows.shape[0] % PANEL))
     return padded.view(-1, PANEL, rows.shape[1]).transpose(1, 2).contiguous()
+
+
+def _padded(rows: torch.Tensor, widths: tuple[int, ...]) -> torch.Tensor:
+    """With zeros behind; torch's own copies what needs none, too, and an embedding is large."""
+    return torch.nn.functional.pad(rows, widths) if any(widths) else rows

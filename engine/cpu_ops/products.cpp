@@ -27,7 +27,7 @@ typedef Lanes<W>::I I;
 // The rows and panels whose sums fit in the registers, beside what is being read.
 constexpr int TILE_ROWS = W == 16 ? 6 : W == 8 ? 4 : 2;
 constexpr int TILE_PANELS = W == 16 ? 4 : 1;
-constexpr int BLOCK_ROWS = W == 16 ? 6 : W == 8 ? 2 : 1;  // these have float sums too
+constexpr int BLOCK_ROWS = W == 16 ? 6 : W == 8 ? 4 : 1;  // these have float sums too, once a block
 constexpr int BLOCK_PANELS = W == 16 ? 2 : 1;
 
 template <class To, class From>
@@ -83,7 +83,7 @@ INLINE F load_halves(const Half *from) {
 // Four bytes of activations for all lanes, and their product with the weights of the lanes' outputs, added to a sum.
 struct AsFloat32 {
     F all;
-    INLINE AsFloat32 of(uint32_t one) { return {F{} + bits_of<float>(one)}; }
+    INLINE AsFloat32 of(uint32_t one) { return {bits_of<F>(U{} + one)}; }
     INLINE F dot(F sum, U weights, const AsFloat32 &x) { return fused(bits_of<F>(weights), x.all, sum); }
 };
 
@@ -97,7 +97,8 @@ struct AsBFloat16 {
 struct AsBFloat16 {
     F first, second;
     INLINE AsBFloat16 of(uint32_t one) {
-        return {F{} + bits_of<float>(one << 16), F{} + bits_of<float>(one & 0xffff0000u)};
+        const U both = U{} + one;
+        return {bits_of<F>(both << 16), bits_of<F>(both & 0xffff0000u)};
     }
     INLINE F dot(F sum, U weights, const AsBFloat16 &x) {
         return fused(bits_of<F>(weights & 0xffff0000u), x.second, fused(bits_of<F>(weights << 16), x.first, sum));
@@ -105,37 +106,72 @@ struct AsBFloat16 {
 };
 #endif
 
+// Weights in 8 bits are stored with their zero at WIDE_ZERO, unless `wide` takes it off; what is left of it times the
+// activations is subtracted. Products of weights in 4 bits are added up by `dot_few` until `few` ends a block.
 #if defined(__AVX512VNNI__)
 struct AsBytes {
+    typedef U Wide;
+    static constexpr int32_t WIDE_ZERO = 128;
     U all;
     INLINE AsBytes of(uint32_t one) { return {U{} + one}; }
+    INLINE Wide wide(U stored) { return stored; }
     INLINE I dot(I sum, U weights, const AsBytes &x) {
         return bits_of<I>(_mm512_dpbusd_epi32(bits_of<__m512i>(sum), bits_of<__m512i>(weights), bits_of<__m512i>(x.all)));
     }
+    INLINE I dot_few(I sum, U weights, const AsBytes &x) { return dot(sum, weights, x); }
+    INLINE I few(I sum) { return sum; }
 };
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512BW__)
+// Unsigned by signed bytes, added in pairs of 16 bits, which saturate: so weights in 8 bits leave their signs to the
+// activations, and a pair is at most 128 * 127 * 2. A whole block's pairs of weights in 4 bits are at most
+// 8 * 15 * 127 * 2, and need no more than 16 bits.
+struct AsBytes {
+    struct Wide {
+        __m256i size, number;
+    };
+    static constexpr int32_t WIDE_ZERO = 0;
+    __m256i all;
+    INLINE AsBytes of(uint32_t one) { return {_mm256_set1_epi32(static_cast<int>(one))}; }
+    INLINE Wide wide(U stored) {
+        const auto number = bits_of<__m256i>(stored ^ 0x80808080u);
+        return {_mm256_abs_epi8(number), number};
+    }
+    INLINE I few(I pairs) { return bits_of<I>(_mm256_madd_epi16(bits_of<__m256i>(pairs), _mm256_set1_epi16(1))); }
+    INLINE I dot(I sum, const Wide &weights, const AsBytes &x) {
+        const auto pairs = _mm256_maddubs_epi16(weights.size, _mm256_sign_epi8(x.all, weights.number));
+        return sum + few(bits_of<I>(pairs));
+    }
+    INLINE I dot_few(I pairs, U weights, const AsBytes &x) {
+        return bits_of<I>(
+            _mm256_add_epi16(bits_of<__m256i>(pairs), _mm256_maddubs_epi16(bits_of<__m256i>(weights), x.all)));
+    }
+};
+#elif defined(__AVX512BW__)
 // Products of 16-bit numbers in pairs, which is exact: maddubs, on bytes, would saturate at 255 * 127 * 2.
 INLINE I add_pairs(I sum, U a, U b) {
-#if defined(__AVX512BW__)
     return sum + bits_of<I>(_mm512_madd_epi16(bits_of<__m512i>(a), bits_of<__m512i>(b)));
-#else
-    return sum + bits_of<I>(_mm256_madd_epi16(bits_of<__m256i>(a), bits_of<__m256i>(b)));
-#endif
 }
 
 struct AsBytes {
+    typedef U Wide;
+    static constexpr int32_t WIDE_ZERO = 128;
     U even, odd;  // the four bytes as two pairs of 16-bit numbers
     INLINE uint32_t pair(uint32_t low, uint32_t high) {
         const auto a = static_cast<int8_t>(low), b = static_cast<int8_t>(high);
         return static_cast<uint16_t>(a) | static_cast<uint32_t>(static_cast<uint16_t>(b)) << 16;
     }
     INLINE AsBytes of(uint32_t one) { return {U{} + pair(one, one >> 16), U{} + pair(one >> 8, one >> 24)}; }
+    INLINE Wide wide(U stored) { return stored; }
     INLINE I dot(I sum, U weights, const AsBytes &x) {
         return add_pairs(add_pairs(sum, weights & 0x00ff00ffu, x.even), weights >> 8 & 0x00ff00ffu, x.odd);
     }
+    INLINE I dot_few(I sum, U weights, const AsBytes &x) { return dot(sum, weights, x); }
+    INLINE I few(I sum) { return sum; }
 };
 #else
 struct AsBytes {
+    typedef U Wide;
+    static constexpr int32_t WIDE_ZERO = 128;
     int32_t each[4];
     INLINE AsBytes of(uint32_t one) {
         AsBytes x;
@@ -146,6 +182,9 @@ struct AsBytes {
         for (int i = 0; i < 4; i++) sum += bits_of<I>(weights >> 8 * i & 0xffu) * x.each[i];
         return sum;
     }
+    INLINE Wide wide(U stored) { return stored; }
+    INLINE I dot_few(I sum, U weights, const AsBytes &x) { return dot(sum, weights, x); }
+    INLINE I few(I sum) { return sum; }
 };
 #endif
 
@@ -219,16 +258,18 @@ INLINE void block_tile(const Product &p, const Rows &x, int64_t row, int64_t pan
         I sums[R][C * PARTS];
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C * PARTS; c++)
-                sums[r][c] = I{} - static_cast<int32_t>(ZERO[FORMAT]) * x.sums[(row + r) * blocks + b];
+                sums[r][c] = FOUR_BITS ? I{} : I{} - AsBytes::WIDE_ZERO * x.sums[(row + r) * blocks + b];
         const int64_t count = FORMAT == INT8 && b + 1 == blocks ? vectors - b * VECTORS : VECTORS;
         for (int64_t g = 0; g < count; g++) {
+            AsBytes::Wide all[C * PARTS];
             U low[C * PARTS], high[C * PARTS];
             for (int c = 0; c < C; c++) {
                 const unsigned char *from = weights + (c * vectors + b * VECTORS + g) * VECTOR;
                 fetch<R>(from, C * vectors * VECTOR);
                 for (int i = 0; i < PARTS; i++) {
                     const U stored = words(from + i * W * 4);
-                    low[c * PARTS + i] = FOUR_BITS ? stored & 0x0f0f0f0fu : stored;
+                    all[c * PARTS + i] = AsBytes::wide(stored);
+                    low[c * PARTS + i] = stored & 0x0f0f0f0fu;
                     high[c * PARTS + i] = stored >> 4 & 0x0f0f0f0fu;
                 }
             }
@@ -236,13 +277,19 @@ INLINE void block_tile(const Product &p, const Rows &x, int64_t row, int64_t pan
             for (int r = 0; r < R; r++) {
                 const unsigned char *at = values + r * x.stride + b * (FORMAT == INT8 ? SPAN : BLOCK) + g * 4;
                 const AsBytes group = AsBytes::of(word(at));
-                for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot(sums[r][c], low[c], group);
                 if constexpr (FOUR_BITS) {
                     const AsBytes more = AsBytes::of(word(at + BLOCK / 2));
-                    for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot(sums[r][c], high[c], more);
+                    for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot_few(sums[r][c], low[c], group);
+                    for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot_few(sums[r][c], high[c], more);
+                } else {
+                    for (int c = 0; c < C * PARTS; c++) sums[r][c] = AsBytes::dot(sums[r][c], all[c], group);
                 }
             }
         }
+        if constexpr (FOUR_BITS)
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < C * PARTS; c++)
+                    sums[r][c] = AsBytes::few(sums[r][c]) - static_cast<int32_t>(ZERO[FORMAT]) * x.sums[(row + r) * blocks + b];
         for (int c = 0; c < C; c++)
             for (int i = 0; i < PARTS; i++) {
                 F scale = {}, offset = {};

@@ -1,10 +1,12 @@
 """GGUF checkpoints (llama.cpp's format): metadata, tokenizer and quantised weights in one file.
 
 May import numpy, torch and the gguf package. Weights are dequantised tensor by tensor to float32, or given as they are.
+What was read leaves this process's memory again: pages of the file, and a vocabulary of Python objects.
 """
 
 from __future__ import annotations
 
+import mmap
 import re
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,8 @@ _LAYER_NAMES = {
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _MAGIC = b"GGUF"
+# The gguf package needs several times the size of what it dequantises: some megabytes, not an embedding's hundreds.
+_DEQUANTISED_ROWS = 4096
 # The types of weights that are computed with as they are, and the bytes at the start of a block that hold its scale and
 # any offset.
 _BLOCK_HEADS = {"q8_0": 2, "q4_0": 2, "q4_1": 4}
@@ -57,6 +61,7 @@ class GGUFCheckpoint:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._reader = _open(path)
+        self._tokenizer: TokenizerSpec | None = None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         values = {key: _contents(field) for key, field in self._reader.fields.items()}
         divisors = self._tensors.get("rope_freqs.weight")
@@ -71,7 +76,9 @@ class GGUFCheckpoint:
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See `Checkpoint`."""
         stored = self._find(name, shape)
-        return torch.from_numpy(np.array(self._ordered(stored.name, _dequantised(stored, self._path)), np.float32))
+        numbers = np.ascontiguousarray(self._ordered(stored.name, _dequantised(stored, self._path)))
+        self._reader.forget_pages()
+        return torch.from_numpy(numbers)
 
     def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
         """See `Checkpoint`."""
@@ -86,6 +93,7 @@ class GGUFCheckpoint:
         if not scales.isfinite().all():
             raise ModelError(f"{self._path}: tensor {stored.name} has scales that are not finite")
         values = torch.from_numpy(parts[:, :, head:].copy())
+        self._reader.forget_pages()
         return Blocks(kind, values, scales[..., 0].contiguous(), scales[..., 1].contiguous() if head > 2 else None)
 
     def _find(self, name: str, shape: tuple[int, ...]) -> Any:
@@ -106,10 +114,13 @@ class GGUFCheckpoint:
 
     def tokenizer(self) -> TokenizerSpec:
         """See `Checkpoint`."""
-        try:
-            return vocab.from_gguf(self._reader)
-        except vocab.VocabError as error:
-            raise ModelError(f"{self._path}: {error}") from None
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = vocab.from_gguf(self._reader)
+            except vocab.VocabError as error:
+                raise ModelError(f"{self._path}: {error}") from None
+            self._reader.fields.clear()  # each token is several objects there, and nobody reads them any more
+        return self._tokenizer
 
 
 class _Reader(gguf.GGUFReader):
@@ -124,9 +135,15 @@ class _Reader(gguf.GGUFReader):
     @data.setter
     def data(self, mapped: Any) -> None:
         self._bytes = np.asarray(mapped)
+        self._mapped = mapped
+
+    def forget_pages(self) -> None:
+        """The file's pages that were read stay in the system's cache, and count for this process no more."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped._mmap.madvise(mmap.MADV_DONTNEED)
 
 
-def _open(path: Path) -> gguf.GGUFReader:
+def _open(path: Path) -> _Reader:
     """The gguf package raises whatever numpy raises on a file that ends early, so that is translated here."""
     try:
         with path.open("rb") as file:
@@ -170,12 +187,15 @@ def _stored_name(name: str) -> str:
 
 
 def _dequantised(tensor: Any, path: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+    values = np.empty(tuple(int(size) for size in reversed(tensor.shape)), np.float32)
     try:
-        values: np.ndarray[Any, np.dtype[np.float32]] = gguf.dequantize(tensor.data, tensor.tensor_type)
+        for at in range(0, len(values), _DEQUANTISED_ROWS):
+            rows = slice(at, at + _DEQUANTISED_ROWS)
+            values[rows] = gguf.dequantize(tensor.data[rows], tensor.tensor_type)
     except NotImplementedError:
         kind = tensor.tensor_type.name
         raise ModelError(f"{path}: tensor {tensor.name} is stored as {kind}, which can't be read") from None
-    return values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
+    return values
 
 
 def _unpermuted(values: np.ndarray[Any, Any], head_dim: int) -> np.ndarray[Any, Any]:
