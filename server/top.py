@@ -19,7 +19,7 @@ import msgspec
 
 from server.api.answers import ServerNow
 from server.terminal import Screen
-from server.top_view import Look, Size, render
+from server.top_view import Look, Size, plain, render
 
 KEY_VARIABLE = "SLUICE_API_KEY"
 ANSWER_S = 3.0  # no screen should wait longer
@@ -51,43 +51,41 @@ class Source:
     """Asks a server again and again, on one connection as long as it holds. `url`: http(s)://… or unix:/path."""
 
     def __init__(self, url: str, key: str = "", *, ca: str | None = None) -> None:
-        """Raises ValueError for an address that is none, and OSError for a certificate that can't be read."""
+        """Raises ValueError for an address or a key that is none, and OSError for a certificate that can't be read."""
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError("the key holds characters that no key has")
         self.url = url
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._connection = _connection(url, ca)
 
     def look(self) -> Look:
         """A snapshot. Raises NoAnswer."""
-        try:
-            return self._ask()
-        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            self._connection.close()  # it was idle for too long: that says nothing
-        try:
-            return self._ask()
-        except (OSError, http.client.HTTPException) as error:
-            raise self._no_answer(error) from None
+        again = True
+        while True:
+            try:
+                return self._ask()
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()  # half an answer may be in it
+                # One that was idle for too long says nothing of the server.
+                if not (again and isinstance(error, BrokenPipeError | ConnectionResetError)):
+                    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                    raise NoAnswer(f"no answer from {self.url}: {reason}") from None
+                again = False
+
+    def close(self) -> None:
+        """Let go of the server."""
+        self._connection.close()
 
     def _ask(self) -> Look:
-        connection = self._connection
-        try:
-            connection.request("GET", "/status", headers=self._headers)
-            answer = connection.getresponse()
-            body = answer.read(ANSWER_BYTES_MAX)
-        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            raise self._no_answer(error) from None
+        self._connection.request("GET", "/status", headers=self._headers)
+        answer = self._connection.getresponse()
+        body = answer.read(ANSWER_BYTES_MAX)
         if answer.status != 200:
             raise NoAnswer(_refusal(answer.status, body), final=answer.status < 500)
         try:
             return Look(msgspec.json.decode(body, type=ServerNow), time.monotonic())
         except msgspec.MsgspecError as error:
             raise NoAnswer(f"what answers there is no Sluice of this version: {error}", final=True) from None
-
-    def _no_answer(self, error: Exception) -> NoAnswer:
-        self._connection.close()  # half an answer may be in it
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return NoAnswer(f"no answer from {self.url}: {reason}")
 
 
 def _connection(url: str, ca: str | None) -> http.client.HTTPConnection:
@@ -108,7 +106,7 @@ def _refusal(status: int, body: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         said = http.client.responses.get(status, "")
     hint = f"; --key or {KEY_VARIABLE} gives one" if status == 401 else ""
-    return f"{status}: {str(said)[:WORDS_MAX]}{hint}"
+    return f"{status}: {plain(str(said)[:WORDS_MAX])}{hint}"
 
 
 def main(argv: list[str]) -> int:
@@ -130,6 +128,8 @@ def main(argv: list[str]) -> int:
         return 1
     except (KeyboardInterrupt, EOFError):
         pass
+    finally:
+        source.close()
     return 0
 
 

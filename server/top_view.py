@@ -76,11 +76,11 @@ def render(look: Look, before: Look | None, url: str, size: Size, *, colour: boo
     width = size.columns if size.columns is None else max(size.columns, WIDTH_MIN)
     now = look.now
     head = [
-        paint(_cut(f"{_plain(now.model)}{GAP}{_plain(url)}", width), BOLD),
+        paint(_cut(f"{plain(now.model)}{GAP}{plain(url)}", width), BOLD),
         *(paint(_cut(line, width), style) for line, style in _summary(look, before, width)),
     ]
     if notice:
-        head.append(paint(_cut(_plain(notice), width), RED))
+        head.append(paint(_cut(plain(notice), width), RED))
     if not now.shown:
         return _fit([*head, "", "no streams"], size.lines)
     lines = _table(look, before, width, paint)
@@ -144,7 +144,7 @@ def _table(look: Look, before: Look | None, width: int | None, paint: Painter) -
     while True:
         rows = [[column.title for column in chosen]]
         rows += [
-            [_plain(column.cell(each, rate)) for column in chosen] for each, rate in zip(streams, rates, strict=True)
+            [plain(column.cell(each, rate)) for column in chosen] for each, rate in zip(streams, rates, strict=True)
         ]
         widths = [max(columns(row[place]) for row in rows) for place in range(len(chosen))]
         fits = width is None or sum(widths) + len(GAP) * (len(chosen) - 1) <= width
@@ -187,7 +187,7 @@ def _duration(seconds: float | None) -> str:
     return f"{minutes}m{rest:02d}s" if minutes < 100 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """With nothing in it that a terminal would obey."""
     return "".join(char if char.isprintable() else "?" for char in text)
 

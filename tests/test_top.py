@@ -22,9 +22,10 @@ from typing import Any, Self
 
 import pytest
 
-from server.top import KEY_VARIABLE
+from server.top import KEY_VARIABLE, Source
+from tests.support.http2 import make_certificate
 from tests.support.http_client import DEADLINE_S, Client
-from tests.support.serving import REPOSITORY, Server, chat
+from tests.support.serving import REPOSITORY, Server, chat, until
 
 CHAT = "/v1/chat/completions"
 PROMPT = "a secret that halts"
@@ -110,6 +111,7 @@ def test_a_key_where_one_is_needed(tmp_path: Path) -> None:
         assert refused.returncode == 1
         assert "401: an API key is needed" in refused.stderr
         assert KEY_VARIABLE in refused.stderr
+        assert top("--url", server.url, "--key", "ключ\n").returncode == 2
         wrong = top("--url", server.url, "--key", "sk-sluice-wrong")
         assert (wrong.returncode, "sk-sluice-wrong" in wrong.stderr) == (1, False)
         for done in (top("--url", server.url, "--key", key), top("--url", server.url, **{KEY_VARIABLE: key})):
@@ -123,6 +125,24 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         done = top("--url", f"unix:{path}")
     assert done.returncode == 0
     assert f"unix:{path}" in done.stdout
+
+
+def test_tls_with_a_certificate_of_its_own(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    with Server("--tls-cert", str(certificate), "--tls-key", str(key)) as server:
+        url = f"https://localhost:{server.port}"
+        done = top("--url", url, "--ca", str(certificate))
+        assert (done.returncode, done.stderr) == (0, "")
+        stranger = top("--url", url)
+        assert stranger.returncode == 1
+        assert "certificate" in stranger.stderr.lower()
+
+
+def test_a_connection_that_was_idle_for_too_long_is_made_anew() -> None:
+    with Server("--idle-timeout", "0.2") as server, contextlib.closing(Source(server.url)) as source:
+        source.look()
+        until(lambda: server.metrics()['sluice_connections{protocol="http1"}'] == 1, "only the scrape's own")
+        assert source.look().now.engine.up
 
 
 class Terminal:
