@@ -8,6 +8,8 @@ A contender is KIND:DTYPE. `sluice` is our core with its scheduler, sampler and 
 `transformers` is `generate`; `llama.cpp` is llama-batched-bench. Each runs in a fresh process in each round, and the
 order turns from round to round. Figures are tokens a second: a prompt of 1,024 tokens read, and 128 tokens made behind
 prompts of 128 by 1, 8 and 32 sequences at once, the prompts' own time left out.
+
+With --http whole servers answer requests; `bench/over_http.py` says how they are measured.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from bench import over_http
 from bench.contenders import KINDS, Figures
 from bench.machine import REPOSITORY, describe, markdown, spread
 
@@ -32,12 +35,16 @@ ROUND_S_MAX = 900
 def main(argv: list[str]) -> int:
     """The exit code."""
     options = _parser().parse_args(argv)
-    contenders = options.contenders or OURS + TRANSFORMERS + (LLAMA_CPP if options.llama_cpp else [])
+    kinds = over_http.KINDS if options.http else KINDS
+    ours = OURS if options.http else OURS + TRANSFORMERS + (LLAMA_CPP if options.llama_cpp else [])
+    contenders = options.contenders = options.contenders or ours
     for each in contenders:
-        if each.partition(":")[0] not in KINDS:
-            print(f"{each!r} is no contender: {', '.join(KINDS)}, each with :DTYPE", file=sys.stderr)
+        if each.partition(":")[0] not in kinds:
+            print(f"{each!r} is no contender: {', '.join(kinds)}, each with :DTYPE", file=sys.stderr)
             return 2
     model = options.model or str(_default_model())
+    if options.http:
+        return over_http.main(options, model)
     rounds: dict[str, list[Figures]] = {each: [] for each in contenders}
     for number in range(options.rounds):
         turned = contenders[number % len(contenders) :] + contenders[: number % len(contenders)]
@@ -67,6 +74,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--llama-cpp", default="", metavar="FOLDER", help="where llama-batched-bench and others are")
     parser.add_argument("--json", metavar="FILE", help="keep every round's figures")
+    parser.add_argument("--http", action="store_true", help="whole servers instead, as their clients see them")
+    parser.add_argument(
+        "--xllamacpp", default="", metavar="PYTHON", help="an interpreter that has llama.cpp as xllamacpp"
+    )
+    parser.add_argument("--vllm", default="", metavar="PROGRAM", help="vLLM's program")
+    parser.add_argument("--rates", type=float, nargs="*", default=[1.0], help="requests a second that come at random")
+    parser.add_argument("--ids-max", type=int, default=32_000, help="prompts have ids below it")
+    parser.add_argument("--arrivals", type=int, default=24, help="how many of them")
     return parser
 
 

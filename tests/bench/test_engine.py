@@ -59,3 +59,26 @@ def test_prompts_differ_and_are_the_same_each_time() -> None:
 def test_a_spread_is_the_median_and_both_ends() -> None:
     assert spread([3.0, 1.0, 2000.0]) == "3 (1 to 2,000)"
     assert markdown(["", "a"], [["x", "1"]]).splitlines() == ["|   | a |", "| - | - |", "| x | 1 |"]
+
+
+def test_a_server_answers_the_same_requests_in_a_closed_loop_and_at_random(tmp_path: Path) -> None:
+    model = save(small_model("llama", max_position_embeddings=2048, vocab_size=512), tmp_path / "model")
+    kept = tmp_path / "figures.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "bench", "engine", "--http", "--model", str(model), "--rounds", "1"),
+            *("--contenders", "sluice:float32", "--ids-max", "500", "--json", str(kept)),
+            *("--batches", "2", "--rates", "20", "--arrivals", "3"),
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (shown,) = json.loads(kept.read_text())["rounds"]["sluice:float32"]
+    for load in (shown["closed"]["2"], shown["random"]["20.0"]):
+        assert load["tokens_s"] > 0
+        assert 0 < load["ttft_p50_ms"] <= load["ttft_p99_ms"]
+        assert load["itl_p50_ms"] <= load["itl_p99_ms"]
+    assert 0 < shown["pss_mib"] <= shown["rss_mib"]
