@@ -281,7 +281,7 @@ def table(rounds: dict[str, list[Shown]]) -> str:
     head = ["load", "", "tokens a second", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99", "RSS, PSS MiB"]
     rows = []
     first = next(iter(rounds.values()))[0]
-    loads = [(f"{streams} at once", "closed", streams) for streams in first.closed]
+    loads: list[tuple[str, str, float]] = [(f"{streams} at once", "closed", streams) for streams in first.closed]
     loads += [(f"{rate:g} a second", "random", rate) for rate in first.random]
     for label, kind, at in loads:
         for name, found in rounds.items():
