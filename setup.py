@@ -36,7 +36,9 @@ SERVER = [
 CUDA = ["cupy-cuda12x>=14,<15", "nvidia-cuda-nvrtc-cu12>=12.8,<13", "nvidia-cuda-runtime-cu12>=12.8,<13"]
 # Traces; the engine has none of it.
 OTEL = ["opentelemetry-sdk>=1.34,<2", "opentelemetry-exporter-otlp-proto-http>=1.34,<2"]
+BENCH = ["matplotlib>=3.10,<4"]
 TEST = [
+    *BENCH,
     *OTEL,
     "setuptools>=77,<90",
     "pytest>=8.3,<10",
@@ -95,6 +97,6 @@ setup(
     cmdclass={"build_ext": BuildCPUOperators},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # nothing compiled depends on Python's version
     install_requires=[*SERVER, *ENGINE],
-    extras_require={"test": TEST, "cuda": CUDA, "otel": OTEL},
+    extras_require={"test": TEST, "bench": BENCH, "cuda": CUDA, "otel": OTEL},
     entry_points={"console_scripts": ["sluice = server.__main__:main"]},
 )

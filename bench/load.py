@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from bench.plots import SHARES
 from bench.processes import CLIENT_CORE, Ours, cpu_s, resident_bytes
 from bench.readers import Failed, Seen, Tally, Wire
 
@@ -38,6 +39,8 @@ class Figures:
     cpu_whole_us: float
     memory_kib: float  # a stream
     client_busy: float  # of a core: near 1 the client is what was measured
+    ttft_at_ms: list[float]  # distributions, at the shares that bench.plots draws
+    itl_at_ms: list[float]
 
 
 def play(transport: Callable[[list[Seen], int], Wire], server: Ours, streams: int, tokens: int) -> Figures:
@@ -187,6 +190,8 @@ class Load:
             cpu_whole_us=whole,
             memory_kib=(self._memory_after - self._memory_before) / 1024 / len(self.seen),
             client_busy=self._client_cpu / (self._ended - self._began),
+            ttft_at_ms=[round(_quantile(first, share), 3) for share in SHARES],
+            itl_at_ms=[round(_quantile(gaps, share), 3) for share in SHARES],
         )
 
 

@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import processes
+from bench import plots, processes
 from bench.load import Figures, play
 from bench.machine import describe, markdown, spread
 from bench.profiling import compared
@@ -71,6 +71,8 @@ def main(argv: list[str]) -> int:
     if unknown:
         print(f"{min(unknown)!r} is no transport: {', '.join(TRANSPORTS)}", file=sys.stderr)
         return 2
+    if options.plots:
+        plots.check()
     counts = options.streams or ([1, 64, 512] if options.quick else [1, 64, 512, MANY])
     rounds = options.rounds or (2 if options.quick else 5)
     tokens = options.tokens or (40 if options.quick else 150)
@@ -87,8 +89,11 @@ def main(argv: list[str]) -> int:
         print(f"\n{compared(H2, 'SSE, HTTP/1.1', tokens=options.tokens or PROFILED_TOKENS)}")
     if options.compare:
         print(f"\n{moved(json.loads(Path(options.compare).read_text()), results)}")
+    keep = kept(results, before, tokens)
     if options.json:
-        Path(options.json).write_text(json.dumps(kept(results, before, tokens), indent=1), encoding="utf-8")
+        Path(options.json).write_text(json.dumps(keep, indent=1), encoding="utf-8")
+    if options.plots:
+        print("\n" + "\n".join(map(str, plots.draw(keep, options.plots))))
     return 0
 
 
@@ -103,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--transports", nargs="+", metavar="NAME", default=list(TRANSPORTS))
     parser.add_argument("--no-profile", action="store_true", help="leave out where a token's time goes over HTTP/2")
     parser.add_argument("--json", metavar="FILE", help="keep every round's figures")
+    parser.add_argument("--plots", metavar="DIR", help="draw them as SVG; needs the extra `bench`")
     parser.add_argument("--compare", metavar="OLD.json", help="show what moved since a run that was kept")
     return parser
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import peers, processes
+from bench import peers, plots, processes
 from bench.machine import describe, markdown, spread
 from bench.peers.contenders import BASELINE, MODES, OURS, PEERS, Target, build, missing, running, versions
 
@@ -55,6 +55,8 @@ class Sample:
 def main(argv: list[str]) -> int:
     """The exit code: 1 when a stream of any contender went wrong."""
     options = _parser().parse_args(argv)
+    if options.plots:
+        plots.check()
     chosen = [BASELINE, OURS, *(name for name in PEERS if name != BASELINE and name in options.contenders)]
     steps = options.steps if options.steps is not None else ([STEP_MS] if options.quick else [STEP_MS, 0.0])
     counts = options.streams or ([512] if options.quick else [512, 2000])
@@ -82,9 +84,11 @@ def main(argv: list[str]) -> int:
         print(f"\n{title(*setting)}\n\n{table(samples, setting, chosen, found)}")
     if options.compare:
         print(f"\n{moved(json.loads(Path(options.compare).read_text()), samples)}")
+    kept = {"machine": describe(), "load": before, "versions": found, "samples": [asdict(each) for each in samples]}
     if options.json:
-        kept = {"machine": describe(), "load": before, "versions": found, "samples": [asdict(each) for each in samples]}
         Path(options.json).write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    if options.plots:
+        print("\n" + "\n".join(map(str, plots.draw(kept, options.plots))))
     return int(any(sample.errors for sample in samples))
 
 
@@ -103,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has the peers installed")
     parser.add_argument("--json", metavar="FILE", help="keep every run's figures")
+    parser.add_argument("--plots", metavar="DIR", help="draw them as SVG; needs the extra `bench`")
     parser.add_argument("--compare", metavar="OLD.json", help="show which ratios moved since a run that was kept")
     return parser
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import NoReturn
@@ -206,7 +207,8 @@ class Supervisor:
     def _tell(self, word: bytes) -> None:
         for child in self._frontends:
             if child.socket is not None:
-                child.socket.send(word)
+                with suppress(OSError):  # it has just died, which its end of the socket is about to say
+                    child.socket.send(word)
 
     def _hear(self, child: EngineChild | FrontendChild) -> None:
         assert child.socket is not None
