@@ -1,7 +1,7 @@
 // One warp's part of attention: some query rows take in keys and values, a few positions at a time, by the online
 // softmax (arXiv 1805.02867). Used by paged_attention.cu and paged_prefill.cu.
 //
-// Compile-time constants: KIND, HEAD_DIM (a multiple of 16, of 32 above 128, at most 256), BLOCK_SIZE (a multiple of
+// Compile-time constants: KIND, CACHE, HEAD_DIM (a multiple of 16, of 32 above 128, at most 256), BLOCK_SIZE (a multiple of
 // 16), GROUP (query heads that share one key-value head).
 //
 // `Rows<ROWS>` is the warp's state. A `Tile` is where STEP positions lie: key(t) and value(t) are the rows of its t-th
@@ -15,7 +15,7 @@
 // with plain multiply-adds.
 #pragma once
 
-#include "warp.cuh"
+#include "cache.cuh"
 
 static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256 && (HEAD_DIM <= 128 || HEAD_DIM % 32 == 0), "no such head");
 static_assert(BLOCK_SIZE % 16 == 0, "a step of 16 positions must not cross blocks");
@@ -33,6 +33,11 @@ __device__ inline float nothing() {
     return __uint_as_float(0xff800000u);
 }
 
+// A row's result. One that saw no position, of a sequence that a captured graph's batch has no use for, gets zeros.
+__device__ inline float mean(float sum, float weight) {
+    return weight == 0.0f ? 0.0f : sum / weight;
+}
+
 // A peak to subtract: of a row without a position every weight is exp2(-inf - 0) = 0, where -inf - -inf would be NaN.
 __device__ inline float finite(float peak) {
     return peak == nothing() ? 0.0f : peak;
@@ -41,11 +46,11 @@ __device__ inline float finite(float peak) {
 // Positions [first, first + STEP) of a sequence in the cache; those of [from, end) may be read.
 struct CacheTile {
     static constexpr int PARTS = STEP > BLOCK_SIZE ? 2 : 1;  // blocks that it touches
-    const Number *k, *v;
+    const Cached *k, *v;
     long long start[PARTS];
     int first, from, end;
 
-    __device__ CacheTile(const Number *k_cache, const Number *v_cache, const int *table, int kv_heads, int head, int first,
+    __device__ CacheTile(const Cached *k_cache, const Cached *v_cache, const int *table, int kv_heads, int head, int first,
                          int from, int end)
         : k(k_cache), v(v_cache), first(first), from(from), end(end) {
 #pragma unroll
@@ -61,11 +66,11 @@ struct CacheTile {
         return (t < BLOCK_SIZE ? start[0] : start[PARTS - 1]) + t % BLOCK_SIZE * HEAD_DIM;  // never an array in local memory
     }
 
-    __device__ const Number *key(int t) const {
+    __device__ const Cached *key(int t) const {
         return k + row(t);
     }
 
-    __device__ const Number *value(int t) const {
+    __device__ const Cached *value(int t) const {
         return v + row(t);
     }
 
@@ -113,9 +118,9 @@ template <int ROWS> struct Rows {
     __device__ void take(const Tile &tile, int first, const int (&from)[HELD], const int (&end)[HELD], float scale) {
         float score[ROWS] = {};
         if (tile.has(lane)) {
-            const float *key = tile.key(lane);
+            const Cached *key = tile.key(lane);
             for (int dim = 0; dim < HEAD_DIM; dim += 4) {
-                const float4 part = *reinterpret_cast<const float4 *>(key + dim);
+                const float4 part = read_4(key + dim);
 #pragma unroll
                 for (int row = 0; row < ROWS; row++) {
                     const float4 query = *reinterpret_cast<const float4 *>(queries + row * HEAD_DIM + dim);
@@ -144,12 +149,12 @@ template <int ROWS> struct Rows {
         __syncwarp();  // weights are read
     }
 
-    __device__ void add_value(const float *value, int t) {
+    __device__ void add_value(const Cached *value, int t) {
 #pragma unroll
         for (int quad = 0; quad < QUADS; quad++) {
             const int dim = 128 * quad + 4 * lane;
             if (!inside(dim, HEAD_DIM)) continue;
-            const float4 part = *reinterpret_cast<const float4 *>(value + dim);
+            const float4 part = read_4(value + dim);
 #pragma unroll
             for (int row = 0; row < ROWS; row++) {
                 const float weight = weights[row * STEP + t];
@@ -286,8 +291,8 @@ template <int ROWS> struct Rows {
             if constexpr (!KEPT) read_query(dim, first, second);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const Number *key = tile.key(8 * half + g) + dim + 8 * t;
-                const Words<4> part = tile.has(8 * half + g) ? *reinterpret_cast<const Words<4> *>(key) : Words<4>{};
+                const Cached *key = tile.key(8 * half + g) + dim + 8 * t;
+                const Words<4> part = tile.has(8 * half + g) ? read_pairs<4>(key) : Words<4>{};
                 multiply_add(score[half], KEPT ? query[dim / 16] : first, part.word[0], part.word[1]);
                 multiply_add(score[half], KEPT ? query[dim / 16 + 1] : second, part.word[2], part.word[3]);
             }
@@ -295,8 +300,8 @@ template <int ROWS> struct Rows {
         if constexpr (HEAD_DIM % 32 != 0) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const Number *key = tile.key(8 * half + g) + HEAD_DIM - 16 + 4 * t;
-                const Words<2> part = tile.has(8 * half + g) ? *reinterpret_cast<const Words<2> *>(key) : Words<2>{};
+                const Cached *key = tile.key(8 * half + g) + HEAD_DIM - 16 + 4 * t;
+                const Words<2> part = tile.has(8 * half + g) ? read_pairs<2>(key) : Words<2>{};
                 multiply_add(score[half], query[HEAD_DIM / 16 - 1], part.word[0], part.word[1]);
             }
         }
@@ -310,8 +315,8 @@ template <int ROWS> struct Rows {
 #pragma unroll
         for (int at = 0; at < 4; at++) {
             const int position = 2 * t + at % 2 + 8 * (at / 2);
-            const Number *value = tile.value(position) + dim + WIDTH / 8 * g;
-            part[at] = tile.has(position) ? *reinterpret_cast<const Words<WORDS> *>(value) : Words<WORDS>{};
+            const Cached *value = tile.value(position) + dim + WIDTH / 8 * g;
+            part[at] = tile.has(position) ? read_pairs<WORDS>(value) : Words<WORDS>{};
         }
 #pragma unroll
         for (int word = 0; word < WORDS; word++) {

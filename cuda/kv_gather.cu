@@ -4,6 +4,7 @@
 // [token][kv_head][HEAD_DIM] without gaps. A token whose slot is below 0 gets zeros. KIND, HEAD_DIM and BLOCK_SIZE are
 // compile-time constants.
 // Launch: grid (tokens), any number of threads.
+// The engine doesn't use it; tests read the cache by it.
 // Work: reads and writes each number once, 16 bytes at a time; bound by memory.
 #include "numbers.cuh"
 

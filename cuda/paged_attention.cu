@@ -3,13 +3,13 @@
 //
 // Layout: q and out are [token][head][HEAD_DIM] (q's tokens `q_stride` numbers apart), the caches
 // [block][kv_head][BLOCK_SIZE][HEAD_DIM], `tables` [sequence][table_stride] block numbers. Sequence s has its query in
-// row rows[s] and sees its contexts[s] positions, or the last `window` of them if that isn't 0. KIND, HEAD_DIM,
-// BLOCK_SIZE and GROUP are compile-time constants. `partials` is [sequence][kv_head][split][GROUP][HEAD_DIM + 2]
-// floats: sums, peak, weight.
+// row rows[s] and sees its contexts[s] positions, or the last `window` of them if that isn't 0. `scales` [2][kv_head] are
+// of keys and of values, for a cache of bytes (cache.cuh). KIND, CACHE, HEAD_DIM, BLOCK_SIZE and GROUP are compile-time
+// constants. `partials` is [sequence][kv_head][split][GROUP][HEAD_DIM + 2] floats: sums, peak, weight.
 // Launch: grid (splits, kv_heads * ROW_TILES, sequences), 128 threads; split i of a sequence takes `split_tokens`
 // positions (a multiple of 32). With one split the result is written at once; otherwise merge follows, grid (kv_heads *
 // GROUP, sequences), 128 threads. A split that has no position writes peak -inf and weight 0, so a captured graph may
-// have more splits than a sequence needs.
+// have more splits than a sequence needs; and a sequence of no positions gets zeros, so it may have more sequences.
 // Work: reads each key and value once (2 * context * HEAD_DIM numbers for a kv_head) for 2 * GROUP operations a number,
 // 32 with the padding of an mma: bound by memory.
 // Why: the query heads of a group share keys, so one block serves all of them, padded to the 16 rows of an mma. Warps
@@ -56,9 +56,9 @@ __device__ void merge_warps(State &state, float *merged, float *peaks, float *we
 
 extern "C" __global__ void __launch_bounds__(128, 2)
     paged_attention(Number *__restrict__ out, float *__restrict__ partials, const Number *__restrict__ q,
-                    const Number *__restrict__ k_cache, const Number *__restrict__ v_cache, const int *__restrict__ tables,
-                    const int *__restrict__ rows, const int *__restrict__ contexts, int q_stride, int kv_heads,
-                    int table_stride, int window, int split_tokens, float scale) {
+                    const Cached *__restrict__ k_cache, const Cached *__restrict__ v_cache, const float *__restrict__ scales,
+                    const int *__restrict__ tables, const int *__restrict__ rows, const int *__restrict__ contexts, int q_stride,
+                    int kv_heads, int table_stride, int window, int split_tokens, float scale) {
     float *merged = reinterpret_cast<float *>(shared_memory());
     float *peaks = merged + GROUP_ROWS * HEAD_DIM;
     float *weights = peaks + WARPS * GROUP_ROWS;
@@ -82,10 +82,11 @@ extern "C" __global__ void __launch_bounds__(128, 2)
         froms[held] = from;
         ends[held] = context;
     }
+    const float score_scale = scale * LOG2_E * (SCALED ? scales[kv_head] : 1.0f);
     const int *table = tables + (long long)sequence * table_stride;
     for (int first = start + warp * STEP; first < stop; first += WARPS * STEP) {
         const CacheTile tile(k_cache, v_cache, table, kv_heads, kv_head, first, from, context);
-        state.take(tile, first, froms, ends, scale * LOG2_E);
+        state.take(tile, first, froms, ends, score_scale);
     }
     merge_warps(state, merged, peaks, weights);
 
@@ -96,14 +97,15 @@ extern "C" __global__ void __launch_bounds__(128, 2)
         for (int each = 0; each < WARPS; each++) {
             weight += weights[each * GROUP_ROWS + row] * exp2f(peaks[each * GROUP_ROWS + row] - finite(highest));
         }
+        const float sum = SCALED ? merged[at] * scales[kv_heads + kv_head] : merged[at];
         if (gridDim.x == 1) {
             const long long target = ((long long)rows[sequence] * kv_heads * GROUP + head + row) * HEAD_DIM + dim;
-            out[target] = rounded(merged[at] / weight);
+            out[target] = rounded(mean(sum, weight));
             continue;
         }
         const long long part = ((long long)sequence * kv_heads + kv_head) * gridDim.x + split;
         float *partial = partials + (part * GROUP + first_row + row) * (HEAD_DIM + 2);
-        partial[dim] = merged[at];
+        partial[dim] = sum;
         if (dim == 0) {
             partial[HEAD_DIM] = highest;
             partial[HEAD_DIM + 1] = weight;
@@ -121,14 +123,14 @@ extern "C" __global__ void __launch_bounds__(128, 2)
     float highest = nothing(), weight = 0.0f;
     for (int split = 0; split < splits; split++) highest = fmaxf(highest, partial[split * stride + HEAD_DIM]);
     for (int split = 0; split < splits; split++) {
-        weight += partial[split * stride + HEAD_DIM + 1] * exp2f(partial[split * stride + HEAD_DIM] - highest);
+        weight += partial[split * stride + HEAD_DIM + 1] * exp2f(partial[split * stride + HEAD_DIM] - finite(highest));
     }
     Number *target = out + ((long long)rows[sequence] * heads + head) * HEAD_DIM;
     for (int dim = threadIdx.x; dim < HEAD_DIM; dim += blockDim.x) {
         float sum = 0.0f;
         for (int split = 0; split < splits; split++) {
-            sum += partial[split * stride + dim] * exp2f(partial[split * stride + HEAD_DIM] - highest);
+            sum += partial[split * stride + dim] * exp2f(partial[split * stride + HEAD_DIM] - finite(highest));
         }
-        target[dim] = rounded(sum / weight);
+        target[dim] = rounded(mean(sum, weight));
     }
 }

@@ -2,7 +2,7 @@
 // keys are written already. Sequences that compute one token may be among them.
 //
 // Layout: as in paged_attention.cu. Slice s is the rows `rows[s]` … `rows[s + 1] - 1` of q, the last positions of its
-// contexts[s]. KIND, HEAD_DIM, BLOCK_SIZE and GROUP are compile-time constants.
+// contexts[s]. KIND, CACHE, HEAD_DIM, BLOCK_SIZE and GROUP are compile-time constants.
 // Launch: grid (tiles, kv_heads), 128 threads; tiles [tile][2] holds a slice and the first of its packed rows: row p of
 // a slice is head p % GROUP of the group at token p / GROUP. A tile has WARP_ROWS packed rows for each warp, so chunks
 // need no padding beyond their last tile, and a group's heads share keys.
@@ -20,18 +20,20 @@ constexpr int WARP_ROWS = 8;  // 16 would take more registers than a thread has
 #else
 constexpr int WARP_ROWS = 16;
 constexpr int KEYS = 32;  // positions of a stage; two stages of the largest head take 71 KB, which GPUs from sm_80 on have
-constexpr int PIECES = HEAD_DIM / 8;                         // of 16 bytes in a row
-constexpr int KEY_STRIDE = 8 * ((PIECES + 3) / 8 * 8 + 4);   // numbers; a multiple of 4 pieces that isn't one of 8
-constexpr int VALUE_STRIDE = 8 * (PIECES + 1 - PIECES % 2);  // an odd number of pieces
+constexpr int PIECE = CACHED_IN_16_BYTES;
+constexpr int PIECES = HEAD_DIM / PIECE;  // of 16 bytes in a row
+// Of keys: a multiple of 4 pieces that isn't one of 8; of bytes, of which lanes read 8 at a time, half of that.
+constexpr int KEY_STRIDE = PIECE * (SCALED ? (PIECES + 1) / 4 * 4 + 2 : (PIECES + 3) / 8 * 8 + 4);
+constexpr int VALUE_STRIDE = PIECE * (PIECES + 1 - PIECES % 2);  // an odd number of pieces
 constexpr int STAGE = KEYS * (KEY_STRIDE + VALUE_STRIDE);
 static_assert(KEY_STRIDE >= HEAD_DIM && VALUE_STRIDE >= HEAD_DIM, "a row doesn't fit");
 
 // Starts to copy positions [first, first + KEYS) into a stage; those outside of [from, end) become zeros.
-__device__ void fill(Number *stage, const Number *k_cache, const Number *v_cache, const int *table, int kv_heads, int head,
+__device__ void fill(Cached *stage, const Cached *k_cache, const Cached *v_cache, const int *table, int kv_heads, int head,
                      int first, int from, int end) {
     for (int at = threadIdx.x; at < KEYS * PIECES; at += blockDim.x) {
-        const int t = at / PIECES, dim = at % PIECES * 8, position = first + t;
-        Number *key = stage + t * KEY_STRIDE + dim, *value = stage + KEYS * KEY_STRIDE + t * VALUE_STRIDE + dim;
+        const int t = at / PIECES, dim = at % PIECES * PIECE, position = first + t;
+        Cached *key = stage + t * KEY_STRIDE + dim, *value = stage + KEYS * KEY_STRIDE + t * VALUE_STRIDE + dim;
         if (inside(position, end) && inside(from - 1, position)) {
             const long long block = table[position / BLOCK_SIZE];
             const long long at_cache = ((block * kv_heads + head) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM + dim;
@@ -46,14 +48,14 @@ __device__ void fill(Number *stage, const Number *k_cache, const Number *v_cache
 
 // STEP positions of a stage, from its `at`-th on.
 struct StageTile {
-    const Number *stage;
+    const Cached *stage;
     int at;
 
-    __device__ const Number *key(int t) const {
+    __device__ const Cached *key(int t) const {
         return stage + (at + t) * KEY_STRIDE;
     }
 
-    __device__ const Number *value(int t) const {
+    __device__ const Cached *value(int t) const {
         return stage + KEYS * KEY_STRIDE + (at + t) * VALUE_STRIDE;
     }
 
@@ -66,10 +68,10 @@ struct StageTile {
 typedef Rows<WARP_ROWS> State;
 
 extern "C" __global__ void __launch_bounds__(128, 2)
-    paged_prefill(Number *__restrict__ out, const Number *__restrict__ q, const Number *__restrict__ k_cache,
-                  const Number *__restrict__ v_cache, const int *__restrict__ tables, const int *__restrict__ tiles,
-                  const int *__restrict__ rows, const int *__restrict__ contexts, int q_stride, int kv_heads, int table_stride,
-                  int window, float scale) {
+    paged_prefill(Number *__restrict__ out, const Number *__restrict__ q, const Cached *__restrict__ k_cache,
+                  const Cached *__restrict__ v_cache, const float *__restrict__ scales, const int *__restrict__ tables,
+                  const int *__restrict__ tiles, const int *__restrict__ rows, const int *__restrict__ contexts, int q_stride,
+                  int kv_heads, int table_stride, int window, float scale) {
     const int slice = tiles[2 * blockIdx.x], tile_row = tiles[2 * blockIdx.x + 1], kv_head = blockIdx.y;
     const int first_token = rows[slice], count = rows[slice + 1] - first_token;
     const int context = contexts[slice], before = context - count;
@@ -92,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(128, 2)
     const int warp_end = min(before + (warp_row + WARP_ROWS - 1) / GROUP + 1, context);
     const int warp_from = window != 0 ? max(before + warp_row / GROUP + 1 - window, 0) : 0;
     const int *table = tables + (long long)slice * table_stride;
-    scale *= LOG2_E;
+    scale *= LOG2_E * (SCALED ? scales[kv_head] : 1.0f);
 
 #if KIND == FLOAT32
     for (int first = tile_first; first < warp_end; first += STEP) {
@@ -101,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(128, 2)
     }
 #else
     const int tile_end = min(before + (tile_row + (int)blockDim.x / WARP_THREADS * WARP_ROWS - 1) / GROUP + 1, context);
-    Number *stages = reinterpret_cast<Number *>(shared_memory());
+    Cached *stages = reinterpret_cast<Cached *>(shared_memory());
     fill(stages, k_cache, v_cache, table, kv_heads, kv_head, tile_first, tile_from, tile_end);
     end_copy_group();
     int turn = 0;
@@ -126,8 +128,9 @@ extern "C" __global__ void __launch_bounds__(128, 2)
         const int at = warp_row + State::row(held);
         const float weight = state.whole_sum(held);
         if (!inside(at, packed_rows)) continue;
+        const float value_scale = SCALED ? scales[kv_heads + kv_head] : 1.0f;
         const long long token = first_token + at / GROUP;
         Number *target = out + ((token * kv_heads + kv_head) * GROUP + at % GROUP) * HEAD_DIM;
-        state.each(held, [&](int dim, float sum) { target[dim] = rounded(sum / weight); });
+        state.each(held, [&](int dim, float sum) { target[dim] = rounded(sum * value_scale / weight); });
     }
 }

@@ -4,7 +4,8 @@
 // (at least 1, at most vocab), top_p, min_p, and the four words that its randomness is a function of: words [row][4]
 // (seed, prompt index, choice index, token index). A token's weight is exp((logit - highest) / temperature). top-k and
 // top-p keep the heaviest, of equals those with lower ids; min-p is relative to the heaviest; the draw inverts the sums
-// in the order of ids.
+// in the order of ids. A row with a NaN or an infinite logit, or with no finite one, gets -1. The least temperature with
+// a top_k of 1 chooses the largest logit, of equals that of the lowest id.
 // Launch: grid (rows), 512 threads; shared memory for Scratch.
 // Work: reads the row once from memory, then about ten times from L2, where a row (200 KB to 600 KB) stays.
 // Why: sorting a row moves it tens of times. The threshold is found by its bits instead, 8 at a time from the top, each
@@ -99,11 +100,18 @@ extern "C" __global__ void __launch_bounds__(512)
     logits += (long long)row * vocab;
     weights += (long long)row * vocab;
     float highest = __uint_as_float(0xff800000u);
-    for (int at = thread; at < vocab; at += blockDim.x) highest = fmaxf(highest, logits[at]);
+    for (int at = thread; at < vocab; at += blockDim.x) {
+        const float logit = logits[at];
+        highest = fmaxf(highest, logit == logit ? logit : __uint_as_float(0x7f800000u));  // fmaxf passes over a NaN
+    }
     highest = maximum<WARP_THREADS>(highest);
     if (thread % WARP_THREADS == 0) scratch.highest[thread / WARP_THREADS] = highest;
     __syncthreads();
     for (int warp = 0; warp < (int)blockDim.x / WARP_THREADS; warp++) highest = fmaxf(highest, scratch.highest[warp]);
+    if (!(fabsf(highest) < __uint_as_float(0x7f800000u))) {
+        if (thread == 0) tokens[row] = -1;
+        return;
+    }
     for (int at = thread; at < vocab; at += blockDim.x) weights[at] = expf((logits[at] - highest) / temperature[row]);
 
     const unsigned kept = kept_count(scratch, weights, vocab, (unsigned)top_k[row], top_p[row]);

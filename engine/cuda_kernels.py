@@ -13,6 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}  # as in numbers.cuh
+E4M3 = "e4m3"  # what the cache may hold in their place: bytes, with a scale for each head
+_CACHES = {**KINDS, E4M3: 3}  # as in cache.cuh
+E4M3_MAX = 448.0
 
 # Positions that one block of the decode kernel takes. Partial results are then 2 / 256 of the keys and values that are
 # read for a group of one, and a single sequence of 4096 positions with 8 key-value heads fills 128 multiprocessors.
@@ -45,7 +48,8 @@ Load = Callable[[str, Mapping[str, int]], Module]  # (source file's name, consta
 
 @dataclass(frozen=True)
 class Shape:
-    """What the kernels are compiled for. `kind` is a key of KINDS, sizes are in elements."""
+    """What the kernels are compiled for. `kind` is a key of KINDS, sizes are in elements. `cache` is E4M3, or empty for
+    a cache of `kind`."""
 
     kind: str
     heads: int
@@ -53,6 +57,7 @@ class Shape:
     head_dim: int
     rotary_dim: int
     block_size: int
+    cache: str = ""
 
     @property
     def group(self) -> int:
@@ -74,6 +79,7 @@ class Shape:
         """For the compiler."""
         return {
             "KIND": KINDS[self.kind],
+            "CACHE": _CACHES[self.cache or self.kind],
             "HEAD_DIM": self.head_dim,
             "ROTARY_DIM": self.rotary_dim,
             "BLOCK_SIZE": self.block_size,
@@ -83,10 +89,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cache:
-    """One layer's keys and values, [block, kv_head, token, head_dim] each."""
+    """One layer's keys and values, [block, kv_head, token, head_dim] each. Of a cache of bytes also scales
+    [2, kv_heads] float32: what a 1 is worth, of keys and of values."""
 
     k: Any
     v: Any
+    scales: Any = None
 
 
 @dataclass(frozen=True)
@@ -128,11 +136,11 @@ class Kernels:
         of its rows; cos and sin are [tokens, rotary_dim / 2] float32."""
         strides = [np.int32(stride) for _, stride in (q, k, v)]
         heads = np.int32(self.shape.heads), np.int32(self.shape.kv_heads)
-        arguments = [q[0], k[0], v[0], cache.k, cache.v, cos, sin, slots, *heads, *strides]
+        arguments = [q[0], k[0], v[0], cache.k, cache.v, cache.scales, cos, sin, slots, *heads, *strides]
         self._module("kv_write").launch("kv_write", (tokens,), (_THREADS,), 0, arguments)
 
     def kv_gather(self, k: Any, v: Any, cache: Cache, slots: Any, tokens: int) -> None:
-        """Reads slots [tokens] int64 into k and v [tokens, kv_heads, head_dim]."""
+        """Reads slots [tokens] int64 into k and v [tokens, kv_heads, head_dim]. Not from a cache of bytes."""
         arguments = [k, v, cache.k, cache.v, slots, np.int32(self.shape.kv_heads)]
         self._module("kv_gather").launch("kv_gather", (tokens,), (_THREADS,), 0, arguments)
 
@@ -164,7 +172,7 @@ class Kernels:
             (_THREADS,),
             self._decode_shared_bytes(),
             [
-                *(out, partials, q[0], cache.k, cache.v, tables.blocks, rows, tables.contexts),
+                *(out, partials, q[0], cache.k, cache.v, cache.scales, tables.blocks, rows, tables.contexts),
                 *(np.int32(each) for each in (q[1], shape.kv_heads, tables.stride, window, SPLIT_TOKENS)),
                 self._scale,
             ],
@@ -194,7 +202,7 @@ class Kernels:
             (_THREADS,),
             self._prefill_shared_bytes(),
             [
-                *(out, q[0], cache.k, cache.v, tables.blocks, tiles, rows, tables.contexts),
+                *(out, q[0], cache.k, cache.v, cache.scales, tables.blocks, tiles, rows, tables.contexts),
                 *(np.int32(each) for each in (q[1], shape.kv_heads, tables.stride, window)),
                 self._scale,
             ],
@@ -231,8 +239,9 @@ class Kernels:
         shape = self.shape
         if shape.kind == "float32":
             return 4 * self.prefill_tile_rows * (shape.head_dim + 32)
-        pieces = shape.head_dim // 8
-        stage_pieces = ((pieces + 3) // 8 * 8 + 4) + (pieces + 1 - pieces % 2)  # of 16 bytes, as in paged_prefill.cu
+        pieces = shape.head_dim // (16 if shape.cache else 8)  # of 16 bytes, as in paged_prefill.cu
+        key_pieces = (pieces + 1) // 4 * 4 + 2 if shape.cache else (pieces + 3) // 8 * 8 + 4
+        stage_pieces = key_pieces + pieces + 1 - pieces % 2
         return 2 * 16 * _PREFILL_STAGE_TOKENS * stage_pieces
 
     def _module(self, source: str) -> Module:
@@ -278,9 +287,10 @@ class SampleKernel:
         self._module: Module | None = None
 
     def draw(self, tokens: Any, weights: Any, logits: Any, settings: Sequence[Any], rows: int, vocab: int) -> None:
-        """tokens [rows] int64 from logits [rows, vocab] float32, with as much room in `weights`. `settings` of each
-        row: temperature float32 (above 0), top_k int32 (1 to vocab), top_p float64, min_p float32, and words
-        [rows, 4] uint64: seed, prompt index, choice index, token index."""
+        """tokens [rows] int64 from logits [rows, vocab] float32, with as much room in `weights`; -1 for a row that
+        holds a NaN or an infinite logit, or no finite one. `settings` of each row: temperature float32 (above 0), top_k
+        int32 (1 to vocab), top_p float64, min_p float32, and words [rows, 4] uint64: seed, prompt index, choice index,
+        token index."""
         if self._module is None:
             self._module = self._load("sample", {"KIND": KINDS["float32"]})
         arguments = [tokens, weights, logits, *settings, np.int32(vocab)]

@@ -13,7 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from engine.cuda_kernels import SPLIT_TOKENS, Cache, Kernels, Load, RowKernels, SampleKernel, Shape, Tables
+from engine.cuda_kernels import (
+    E4M3,
+    E4M3_MAX,
+    SPLIT_TOKENS,
+    Cache,
+    Kernels,
+    Load,
+    RowKernels,
+    SampleKernel,
+    Shape,
+    Tables,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -21,13 +32,19 @@ Array = np.ndarray[Any, Any]
 TOLERANCE = {"float32": 3e-6, "bfloat16": 2e-2, "float16": 3e-3}
 POISON = -77.0  # what no result is
 
+# By the code's lower 7 bits, but for the last, which is NaN: subnormals, then 15 powers of 2 of 8 fractions each.
+_E4M3_NUMBERS = np.array([(8 * (code > 7) + code % 8) * 2.0 ** (max(code // 8, 1) - 10) for code in range(127)])
+
 
 def encoded(values: Array, kind: str) -> Array:
-    """As the kernels store them; bfloat16, which numpy lacks, as the upper half of a float32, rounded to even."""
+    """As the kernels store them; bfloat16, which numpy lacks, as the upper half of a float32, rounded to even;
+    e4m3, which it lacks too, as bytes."""
     if kind == "float32":
         return np.ascontiguousarray(values, np.float32)
     if kind == "float16":
         return np.ascontiguousarray(values).astype(np.float16)
+    if kind == E4M3:
+        return _bytes_of(values)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
@@ -35,9 +52,21 @@ def encoded(values: Array, kind: str) -> Array:
 
 def decoded(stored: Array, kind: str) -> Array:
     """float64."""
+    if kind == E4M3:
+        return np.where(stored & 0x80, -1, 1) * np.append(_E4M3_NUMBERS, np.nan)[stored & 0x7F]
     if kind == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return stored.astype(np.float64)
+
+
+def _bytes_of(values: Array) -> Array:
+    """The nearest of e4m3's numbers, of two the one with an even fraction; 448 for those beyond."""
+    size = np.abs(values)
+    above = np.searchsorted(_E4M3_NUMBERS, size).clip(1, len(_E4M3_NUMBERS) - 1)
+    low, high = size - _E4M3_NUMBERS[above - 1], _E4M3_NUMBERS[above] - size
+    code = np.where((high < low) | ((high == low) & (above % 2 == 0)), above, above - 1)
+    code = np.where(np.isnan(values), 0x7F, code)
+    return (code | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
 
 
 @dataclass
@@ -56,13 +85,17 @@ class World:
     def made(cls, shape: Shape, contexts: Sequence[int], rng: np.random.Generator, firsts: Sequence[int] = ()) -> World:
         """A sequence may share the whole blocks of the one before it. With `firsts` none does, and the positions before
         a sequence's first, which no window reaches, hold NaN."""
-        size, row = shape.block_size, (shape.kv_heads, shape.head_dim)
+        size, row, kind = shape.block_size, (shape.kv_heads, shape.head_dim), shape.cache or shape.kind
+        scales = scales_of(shape, rng)
+        k_scale, v_scale = np.ones((2, shape.kv_heads, 1)) if scales is None else scales[:, :, None].astype(np.float64)
         needed = [-(-context // size) for context in contexts]
         shares = [
             min(context, before) // size if before and not firsts and rng.random() < 0.5 else 0
             for context, before in zip(contexts, [0, *contexts], strict=False)
         ]
-        pool = sum(needed) - sum(shares)  # all in use, so that what is read beyond a block is often beyond the pool
+        pool = max(
+            sum(needed) - sum(shares), 1
+        )  # all in use, so that what is read beyond a block is often beyond the pool
         free = rng.permutation(pool).tolist()
         k_cache = np.full((pool, shape.kv_heads, size, shape.head_dim), np.nan)
         v_cache = k_cache.copy()
@@ -73,19 +106,19 @@ class World:
             shared = shares[number]
             before = blocks[-1][:shared] if shared else []
             own = [*before, *(free.pop() for _ in range(needed[number] - shared))]
-            for cache in (k_cache, v_cache):
-                new = decoded(encoded(rng.standard_normal((context - shared * size, *row)), shape.kind), shape.kind)
+            for cache, scale in ((k_cache, k_scale), (v_cache, v_scale)):
+                new = decoded(encoded(rng.standard_normal((context - shared * size, *row)) / scale, kind), kind) * scale
                 for at, vector in enumerate(new, shared * size):
                     cache[own[at // size], :, at % size] = vector
             blocks.append(own)
         for own, context in zip(blocks, contexts, strict=True):
             for cache, known in ((k_cache, keys), (v_cache, values)):
-                known.append(np.concatenate([cache[each] for each in own], 1).transpose(1, 0, 2)[:context])
+                known.append(cache[np.array(own, int)].swapaxes(1, 2).reshape(-1, *row)[:context])
         for own, first in zip(blocks, firsts, strict=False):
             for at in range(first):
                 k_cache[own[at // size], :, at % size] = v_cache[own[at // size], :, at % size] = np.nan
         # No wider than needed where the last sequence is the longest: what is read beyond its table is beyond all.
-        stride = max(needed) + (0 if needed[-1] == max(needed) else int(rng.integers(0, 2)))
+        stride = max(*needed, 1) + (0 if needed[-1] == max(needed) else int(rng.integers(0, 2)))
         table = np.full((len(contexts), stride), -1, np.int32)
         for line, own in zip(table, blocks, strict=True):
             line[: len(own)] = own
@@ -95,12 +128,14 @@ class World:
             blocks,
             keys,
             values,
-            Cache(encoded(k_cache, shape.kind), encoded(v_cache, shape.kind)),
+            Cache(encoded(k_cache / k_scale[:, None], kind), encoded(v_cache / v_scale[:, None], kind), scales),
             Tables(table, stride, np.array(contexts, np.int32)),
         )
 
     def attention(self, sequence: int, position: int, query: Array, window: int) -> Array:
-        """What query [heads, head_dim] at `position` must get, float64."""
+        """What query [heads, head_dim] at `position` must get, float64; at -1, of no positions, zeros."""
+        if position < 0:
+            return np.zeros(query.shape)
         first = max(position + 1 - window, 0) if window else 0
         keys, values = (each[sequence][first : position + 1] for each in (self.keys, self.values))
         grouped = query.reshape(self.shape.kv_heads, self.shape.group, -1)
@@ -108,6 +143,11 @@ class World:
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         return np.einsum("kgp,pkd->kgd", weights, values).reshape(query.shape)
+
+
+def scales_of(shape: Shape, rng: np.random.Generator) -> Array | None:
+    """For a cache of bytes: such that numbers about as large as 1 use much of its range."""
+    return rng.uniform(0.01, 0.05, (2, shape.kv_heads)).astype(np.float32) if shape.cache else None
 
 
 def queries(shape: Shape, tokens: int, rng: np.random.Generator) -> tuple[Array, Array, int]:
@@ -126,7 +166,8 @@ def expect(actual: Array, expected: Array, tolerance: float, what: str) -> None:
 def check_decode(
     load: Load, shape: Shape, rng: np.random.Generator, contexts: Sequence[int], window: int = 0, more_splits: int = 0
 ) -> None:
-    """Sequences of so many positions, their queries in rows of any order, between rows that must be left alone."""
+    """Sequences of so many positions, their queries in rows of any order, between rows that must be left alone.
+    Some may have none, as in a captured graph's batch."""
     firsts = [max(context - window, 0) for context in contexts] if window else []
     kernels, world = Kernels(shape, load), World.made(shape, contexts, rng, firsts)
     tokens = len(contexts) + 2
@@ -134,7 +175,7 @@ def check_decode(
     stored, values, stride = queries(shape, tokens, rng)
     out = encoded(np.full((tokens, shape.heads, shape.head_dim), POISON), shape.kind)
     seen = [context - max(context - window, 0) // 32 * 32 if window else context for context in contexts]
-    splits = -(-max(seen) // SPLIT_TOKENS) + more_splits
+    splits = max(-(-max(seen) // SPLIT_TOKENS), 1) + more_splits
     partials = np.full(max(kernels.partials_floats(len(contexts), splits), 1), np.nan, np.float32)
     arguments = (out, partials, (stored, stride), world.cache, world.tables, rows, len(contexts))
     kernels.decode(*arguments, splits=splits, window=window)
@@ -176,8 +217,9 @@ def check_kv_write(load: Load, shape: Shape, rng: np.random.Generator, tokens: i
     slots[rng.integers(0, tokens)] = -1
     angles = rng.uniform(-3, 3, (tokens, shape.rotary_dim // 2))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    kind, scales = shape.cache or shape.kind, scales_of(shape, rng)
     empty = np.full((blocks, shape.kv_heads, shape.block_size, shape.head_dim), POISON)
-    cache = Cache(encoded(empty, shape.kind), encoded(empty, shape.kind))
+    cache = Cache(encoded(empty, kind), encoded(empty, kind), scales)
     kernels.kv_write(cache, slots, tokens, q=(q, q_width), k=(k, width), v=(v, width), cos=cos, sin=sin)
 
     heads = before.reshape(tokens, -1, shape.head_dim)
@@ -186,15 +228,34 @@ def check_kv_write(load: Load, shape: Shape, rng: np.random.Generator, tokens: i
     tolerance = {"float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-10}[shape.kind]
     expected_q = np.where(there[:, None, None], turned, heads)[:, : shape.heads]
     expect(decoded(q, shape.kind).reshape(expected_q.shape), expected_q, tolerance, "rotated queries")
-    for stored, new in (
-        (cache.k, turned[:, shape.heads : shape.heads + shape.kv_heads]),
-        (cache.v, heads[:, shape.heads + shape.kv_heads :]),
+    scale = np.ones((2, shape.kv_heads)) if scales is None else scales.astype(np.float64)
+    for number, (stored, new) in enumerate(
+        (
+            (cache.k, turned[:, shape.heads : shape.heads + shape.kv_heads]),
+            (cache.v, heads[:, shape.heads + shape.kv_heads :]),
+        )
     ):
-        expected = empty.copy()
+        expected = decoded(encoded(empty, kind), kind)
         block, place = np.divmod(slots[there], shape.block_size)
-        expected[block, :, place] = new[there]
-        expect(decoded(stored, shape.kind), expected, tolerance, "written slots")
-    check_gather(kernels, cache, slots[rng.permutation(tokens)])
+        expected[block, :, place] = new[there] / scale[number][:, None]
+        if shape.cache:
+            expect_bytes(stored, expected, tolerance)
+        else:
+            expect(decoded(stored, kind), expected, tolerance, "written slots")
+    if not shape.cache:
+        check_gather(kernels, cache, slots[rng.permutation(tokens)])
+
+
+def expect_bytes(stored: Array, expected: Array, tolerance: float) -> None:
+    """e4m3 of what is expected: within half of a unit in its last place (3 bits of fraction; below 2^-6 it is 2^-9),
+    beside the relative `tolerance` of what was rounded to it."""
+    expected = expected.clip(-E4M3_MAX, E4M3_MAX)
+    size = np.abs(expected)
+    allowed = (
+        np.maximum(2.0 ** (np.floor(np.log2(np.maximum(size, 2.0**-6))) - 4), 0) * (1 + 2**-3) + 2 * tolerance * size
+    )
+    wrong = ~(np.abs(decoded(stored, E4M3) - expected) <= allowed)
+    assert not wrong.any(), f"written bytes: {wrong.sum()} of {wrong.size} wrong, the first at {np.argwhere(wrong)[0]}"
 
 
 def check_gather(kernels: Kernels, cache: Cache, slots: Array) -> None:
@@ -314,8 +375,8 @@ def chance(words: Sequence[int]) -> float:
 
 
 def _decode(load: Load, shape: Shape, rng: np.random.Generator) -> None:
-    check_decode(load, shape, rng, [16, 144])
-    check_decode(load, shape, rng, [270, 33], window=40, more_splits=1)
+    check_decode(load, shape, rng, [16, 0, 144])
+    check_decode(load, shape, rng, [0, 270, 33], window=40, more_splits=1)
 
 
 def _prefill(load: Load, shape: Shape, rng: np.random.Generator) -> None:

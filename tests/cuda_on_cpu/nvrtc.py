@@ -1,8 +1,9 @@
 """NVIDIA's compiler without a driver: `compile_kernel` makes a CUBIN, as CuPy does on a machine that has one.
 
 May import the standard library and engine's kernels. The libraries are in the wheels nvidia-cuda-nvrtc-cu12 and
-nvidia-cuda-runtime-cu12. `python -m tests.cuda_on_cpu.nvrtc` compiles every instance for every architecture and writes
-registers.tsv: how many registers each kernel takes, the most of any group and block size.
+nvidia-cuda-runtime-cu12. `python -m tests.cuda_on_cpu.nvrtc` compiles every instance for every architecture (or for
+those named behind it) and writes registers.tsv: how many registers each kernel takes, the most of any group and block
+size.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from engine.cuda_kernels import KINDS, Shape
+from engine.cuda_kernels import E4M3, KINDS, Shape
 from engine.kernels import options, source
 from tests.cuda_on_cpu.emulator import cuda_headers
 
@@ -25,6 +26,8 @@ GROUPS = (1, 7)
 BLOCK_SIZES = (16, 32)
 ATTENTION = ("paged_attention", "paged_prefill")
 SHAPED = (*ATTENTION, "kv_write", "kv_gather")  # the last two don't depend on the group
+CACHES = ("", E4M3)
+KINDS_AND_CACHES = [f"{kind}/{cache}" if cache else kind for kind in KINDS for cache in CACHES]
 ROWS = ("add_rms_norm", "silu_mul")  # depend on the type alone
 PLAIN = ("block_copy", "block_swap", "sample")  # know nothing of shapes or types
 TABLE = Path(__file__).with_name("registers.tsv")
@@ -52,7 +55,7 @@ class Usage:
     spilled_bytes: int
 
 
-Key = tuple[str, str, int, str]  # kernel, kind or "any", head_dim or 0, architecture
+Key = tuple[str, str, int, str]  # kernel, kind, kind/cache or "any", head_dim or 0, architecture
 
 
 def compile_kernel(name: str, constants: Mapping[str, int], architecture: str) -> list[Usage]:
@@ -80,9 +83,15 @@ def compile_text(text: str, told: tuple[str, ...], architecture: str) -> list[Us
 
 def usages_of(shape: Shape, architecture: str) -> Iterator[tuple[Key, Usage]]:
     """Of all kernels that a shape compiles."""
-    for name in SHAPED if shape.group == 1 else ATTENTION:
+    kind = f"{shape.kind}/{shape.cache}" if shape.cache else shape.kind
+    for name in files_of(shape):
         for usage in compile_kernel(name, shape.constants(), architecture):
-            yield (usage.kernel, shape.kind, shape.head_dim, architecture), usage
+            yield (usage.kernel, kind, shape.head_dim, architecture), usage
+
+
+def files_of(shape: Shape) -> list[str]:
+    """The source files that a shape compiles."""
+    return [each for each in (SHAPED if shape.group == 1 else ATTENTION) if each != "kv_gather" or not shape.cache]
 
 
 def plain_usages(architecture: str) -> Iterator[tuple[Key, Usage]]:
@@ -100,7 +109,8 @@ def shapes(kind: str, head_dim: int) -> Iterator[Shape]:
     """Every instance of a type and a head size."""
     for group in GROUPS:
         for block_size in BLOCK_SIZES:
-            yield Shape(kind, group, 1, head_dim, head_dim, block_size)
+            for held in CACHES:
+                yield Shape(kind, group, 1, head_dim, head_dim, block_size, held)
 
 
 def read_table() -> dict[Key, int]:
@@ -109,8 +119,8 @@ def read_table() -> dict[Key, int]:
     return {(kernel, kind, int(dim), arch): int(count) for kernel, kind, dim, arch, count in lines}
 
 
-def main() -> int:
-    """The whole matrix."""
+def main(architectures: Sequence[str]) -> int:
+    """The whole matrix, or of some architectures alone."""
     most: dict[Key, int] = {}
     spills = 0
 
@@ -123,15 +133,16 @@ def main() -> int:
                 print(f"{usage} spills: {what} {key}", flush=True)
 
     compiled = 0
-    for architecture in ARCHITECTURES:
+    for architecture in architectures:
         take(plain_usages(architecture), "")
         for kind in KINDS:
             for head_dim in HEAD_DIMS:
                 for shape in shapes(kind, head_dim):
                     take(usages_of(shape, architecture), shape)
-                    compiled += len(SHAPED if shape.group == 1 else ATTENTION)
+                    compiled += len(files_of(shape))
         print(f"{architecture}: {compiled} files compiled so far", flush=True)
-    lines = ["\t".join(map(str, (*key, count))) for key, count in sorted(most.items())]
+    kept = {key: count for key, count in read_table().items() if key[3] not in architectures}
+    lines = ["\t".join(map(str, (*key, count))) for key, count in sorted({**kept, **most}.items())]
     TABLE.write_text("\n".join(["kernel\tkind\thead_dim\tarchitecture\tregisters", *lines]) + "\n")
     print(f"{compiled} files compiled, {spills} kernels spill")
     return 1 if spills else 0
@@ -160,4 +171,4 @@ def _text(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or ARCHITECTURES))

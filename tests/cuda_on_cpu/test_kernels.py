@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cuda_kernels import Load, Shape
+from engine.cuda_kernels import E4M3, Load, Shape
 from tests.cuda_on_cpu import checks
 from tests.cuda_on_cpu.emulator import ORDERS, Emulated, Sanitized
 
@@ -25,13 +26,19 @@ SHAPES = [
     Shape("bfloat16", heads=8, kv_heads=2, head_dim=128, rotary_dim=128, block_size=16),
     Shape("float16", heads=17, kv_heads=1, head_dim=96, rotary_dim=96, block_size=16),
     Shape("float16", heads=8, kv_heads=1, head_dim=256, rotary_dim=256, block_size=32),
+    Shape("bfloat16", heads=14, kv_heads=2, head_dim=64, rotary_dim=64, block_size=16, cache=E4M3),
+    Shape("float16", heads=8, kv_heads=2, head_dim=80, rotary_dim=80, block_size=32, cache=E4M3),
+    Shape("float32", heads=4, kv_heads=2, head_dim=96, rotary_dim=48, block_size=16, cache=E4M3),
 ]
 SMALL = [
     Shape("float32", heads=4, kv_heads=2, head_dim=32, rotary_dim=32, block_size=16),
     Shape("bfloat16", heads=6, kv_heads=2, head_dim=80, rotary_dim=80, block_size=32),
+    Shape("bfloat16", heads=6, kv_heads=2, head_dim=48, rotary_dim=32, block_size=16, cache=E4M3),
 ]
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.kind}-{s.group}x{s.head_dim}-{s.block_size}")
-small = pytest.mark.parametrize("shape", SMALL, ids=lambda s: s.kind)
+shapes = pytest.mark.parametrize(
+    "shape", SHAPES, ids=lambda s: f"{s.cache or s.kind}-{s.group}x{s.head_dim}-{s.block_size}"
+)
+small = pytest.mark.parametrize("shape", SMALL, ids=lambda s: s.cache or s.kind)
 seeds = st.integers(0, 2**32 - 1)
 orders = st.sampled_from(sorted(ORDERS))
 
@@ -49,7 +56,7 @@ def sanitized(sanitizer: str) -> Load:
 
 @shapes
 @given(
-    contexts=st.lists(st.integers(1, 70) | st.integers(250, 600), min_size=1, max_size=4),
+    contexts=st.lists(st.integers(0, 70) | st.integers(250, 600), min_size=1, max_size=4),
     window=st.sampled_from([0, 0, 1, 33, 400]),
     more_splits=st.integers(0, 1),
     order=orders,
@@ -95,7 +102,30 @@ def test_rows(kind: str, order: str, seed: int) -> None:
 
 def test_a_context_of_many_splits() -> None:
     shape = SHAPES[2]
-    checks.check_decode(emulated("numbered"), shape, np.random.default_rng(0), [20_000, 1, 700])
+    checks.check_decode(emulated("numbered"), shape, np.random.default_rng(0), [20_000, 1, 0, 700])
+
+
+def test_the_longest_context() -> None:
+    shape = Shape("bfloat16", heads=1, kv_heads=1, head_dim=64, rotary_dim=64, block_size=16)
+    checks.check_decode(emulated("numbered"), shape, np.random.default_rng(0), [131_072])
+
+
+@pytest.mark.parametrize("more_splits", [0, 3])
+def test_a_batch_of_no_positions_gets_zeros(more_splits: int) -> None:
+    for shape in SMALL:
+        checks.check_decode(emulated("numbered"), shape, np.random.default_rng(0), [0, 0], more_splits=more_splits)
+
+
+def test_bytes_are_those_of_the_format() -> None:
+    """The reference's own e4m3 is torch's, number for number and rounding for rounding."""
+    codes = torch.arange(256).to(torch.uint8)
+    numbers = codes.view(torch.float8_e4m3fn).double().numpy()
+    np.testing.assert_array_equal(checks.decoded(codes.numpy(), E4M3), numbers)
+    values = np.concatenate([numbers, (numbers[:126] + numbers[1:127]) / 2, np.geomspace(1e-4, 448, 999)])
+    theirs = torch.from_numpy(values).float().to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    np.testing.assert_array_equal(
+        checks.encoded(values.astype(np.float32), E4M3)[~np.isnan(values)], theirs[~np.isnan(values)]
+    )
 
 
 @small

@@ -49,3 +49,18 @@ def test_choices_are_those_of_the_cpu(ties: bool) -> None:
     expected = draw(torch.from_numpy(logits.copy()), samplings, generated)
     assert checks.drawn(Emulated, logits, draws).tolist() == expected.tolist()
     assert len(set(expected.tolist())) > 10
+
+
+def test_the_least_temperature_chooses_the_first_of_the_largest() -> None:
+    logits = np.random.default_rng(3).standard_normal((8, VOCAB)).astype(np.float32)
+    logits[:4] = logits[:4].round()
+    greedy = [checks.Draw(1e-30, 1, 1.0, 0.0, (row, 0, 0, 0)) for row in range(len(logits))]
+    assert checks.drawn(Emulated, logits, greedy).tolist() == logits.argmax(-1).tolist()
+
+
+def test_a_row_without_a_usable_number_is_told() -> None:
+    logits = np.zeros((5, 700), np.float32)
+    logits[0, 650], logits[1, 3], logits[2] = np.nan, np.inf, -np.inf
+    logits[3, :699] = -np.inf
+    draws = [checks.Draw(1.0, 700, 1.0, 0.0, (1, 0, 0, 0))] * len(logits)
+    assert checks.drawn(Emulated, logits, draws)[:4].tolist() == [-1, -1, -1, 699]
