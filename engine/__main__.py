@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a known name, a directory, or a .gguf file")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16", "int8", "gguf"))
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="fp8: on a GPU, in bytes")
     parser.add_argument("--synthetic-step-ms", type=float, default=0.0)
     parser.add_argument("--synthetic-script", metavar="FILE")
     parser.add_argument("--kv-blocks", type=int, help="blocks of the KV pool (default: by the free memory)")
@@ -150,10 +151,17 @@ def _load_model(options: argparse.Namespace) -> tuple[ModelRunner, int]:
 
     try:
         with Progress() as progress:
-            model = ModelRunner.load(options.model, device=options.device, dtype=options.dtype, progress=progress)
-        room = _pool_bytes(model.memory_free_bytes()) // model.block_bytes(options.block_size)
-        blocks = options.kv_blocks or max(1, room)
-        model.allocate(blocks, options.block_size)
+            model = ModelRunner.load(
+                options.model,
+                device=options.device,
+                dtype=options.dtype,
+                cache_dtype=options.kv_cache_dtype,
+                progress=progress,
+            )
+            room = _pool_bytes(model.memory_free_bytes()) // model.block_bytes(options.block_size)
+            blocks = options.kv_blocks or max(1, room)
+            model.allocate(blocks, options.block_size)
+            model.prepare(_limits(options)[0], progress)
         print(f"engine: {model.operators}", file=sys.stderr, flush=True)
         gc.collect()
         _return_memory()
@@ -175,12 +183,18 @@ def _pool_bytes(device_free_bytes: int | None) -> int:
     return min(int(free * POOL_MEMORY_SHARE), POOL_BYTES_MAX)
 
 
-def _assemble(options: argparse.Namespace, runner: Runner, blocks: int) -> Core:
+def _limits(options: argparse.Namespace) -> tuple[int, int]:
+    """Sequences and tokens of a step, at most."""
     synthetic = options.engine == "synthetic"
     running = options.max_running or (SYNTHETIC_RUNNING_MAX if synthetic else CPU_RUNNING_MAX)
     budget = options.max_batch_tokens or max(SYNTHETIC_STEP_TOKENS if synthetic else CPU_STEP_TOKENS, running + 1)
     if not options.max_running:
         running = min(running, max(1, budget - 1))
+    return running, budget
+
+
+def _assemble(options: argparse.Namespace, runner: Runner, blocks: int) -> Core:
+    running, budget = _limits(options)
     pool = BlockPool(blocks, options.block_size)
     return Core(runner, pool, Scheduler(pool, step_tokens_max=budget, running_max=running), version=VERSION)
 

@@ -13,11 +13,11 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine.block_pool import BlockPool
 from engine.scheduler import Scheduler
-from engine.sequence import Sampled, Sequence, Slice
+from engine.sequence import Launched, Sampled, Sequence, Slice
 from engine.tokenizer import spec_hash
 from engine.wire import (
     WIRE_VERSION,
@@ -70,6 +70,15 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class AheadRunner(Runner, Protocol):
+    """One whose steps may overlap."""
+
+    def launch(self, slices: list[Slice]) -> Launched:
+        """Begin to compute all slices, behind what was launched before."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Peer:
     """One connected server, with the parts of the step that it will be sent. Its ids mean nothing to another's."""
@@ -106,6 +115,8 @@ class Core:
         self._grammars: Grammars | None = None
         self._preparing: dict[Sequence, Future[LLMatcher]] = {}  # their grammars are being compiled
         self._steps = 0
+        self._flying: tuple[list[Slice], Launched] | None = None  # launched, and its answers not looked at
+        self._discarded = 0
         self._clock = clock
         self._report = report
         self.hello = Hello(
@@ -134,6 +145,7 @@ class Core:
         self._peers.remove(peer)
         for sequence in peer.sequences.values():
             self._remove(sequence)
+        peer.sequences.clear()
 
     def receive(self, peer: Peer, message: ToEngine) -> None:
         """Apply one message. An id that is not known (any more) is passed over: its end was already sent."""
@@ -154,7 +166,7 @@ class Core:
         """Whether a step has anything to compute or to tell."""
         scheduler = self._scheduler
         return (
-            bool(scheduler.running or scheduler.waiting)
+            bool(scheduler.running or scheduler.waiting or self._flying)
             or any(p.wants_step or p.ends for p in self._peers)
             or any(compiled.done() for compiled in self._preparing.values())
         )
@@ -184,7 +196,9 @@ class Core:
         if slices:
             self._steps += 1
             self._compute(slices)
-        gauges = self._scheduler.gauges(self._steps)
+        else:
+            self._land()
+        gauges = self._scheduler.gauges(self._steps, self._discarded)
         for peer in self._peers:
             if peer.ids or peer.ends or peer.admitted or peer.wants_step:
                 peer.send(
@@ -195,20 +209,62 @@ class Core:
                 peer.wants_step = False
 
     def _compute(self, slices: list[Slice]) -> None:
+        """Begin a step. Where steps may overlap, the one before is taken in only then: the device has no pause while
+        this step is scheduled and that one's tokens are sent."""
         try:
-            answers = iter(self._runner.execute(slices))
+            launched = self._launch(slices)
         except Exception:  # a fault in the model's code ends what was in the step, and nothing else
             self._report(traceback.format_exc())
+            self._land()
+            self._fail(slices)
+            return
+        if launched.ahead:
             for part in slices:
-                self._end(part.sequence, "error", message="the engine failed; its log says how")
+                self._scheduler.launched(part)
+        self._land()
+        self._flying = slices, launched
+        if not launched.ahead:
+            self._land()
+
+    def _launch(self, slices: list[Slice]) -> Launched:
+        if isinstance(self._runner, AheadRunner):
+            return self._runner.launch(slices)
+        answers = self._runner.execute(slices)
+        return Launched(lambda: answers, ahead=False)
+
+    def _land(self) -> None:
+        """Take in the answers of the step that was launched last, if they were not yet."""
+        if self._flying is None:
+            return
+        slices, launched = self._flying
+        self._flying = None
+        try:
+            answers = iter(launched.answers())
+        except Exception:
+            self._report(traceback.format_exc())
+            self._fail(slices)
             return
         scheduler = self._scheduler
         for part in slices:
-            if not part.sample:
+            sampled = next(answers) if part.sample else None
+            if launched.ahead:
+                scheduler.landed(part)
+            elif sampled is not None or not part.sample:
                 scheduler.computed(part)
-            elif (sampled := next(answers)) is not None:
-                scheduler.computed(part)
-                self._append(part.sequence, sampled)
+            if sampled is not None:
+                self._take(part.sequence, sampled)
+
+    def _take(self, sequence: Sequence, sampled: Sampled) -> None:
+        """Drops what came for a sequence that ended, or was cancelled, when the step was under way already."""
+        if _owner(sequence).sequences.get(sequence.id) is sequence:
+            self._append(sequence, sampled)
+        else:
+            self._discarded += 1
+
+    def _fail(self, slices: list[Slice]) -> None:
+        for part in slices:
+            if _owner(part.sequence).sequences.get(part.sequence.id) is part.sequence:
+                self._end(part.sequence, "error", message="the engine failed; its log says how")
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         """Add a token to its sequence and to the server's step, and see whether the sequence ends or parks."""

@@ -1,4 +1,5 @@
-"""Launches the CUDA kernels on a GPU: compiled by CuPy, on torch's memory and torch's current stream.
+"""A GPU: launches the CUDA kernels, compiled by CuPy, on torch's memory and torch's current stream; captures steps in
+CUDA graphs; copies without waiting. Every call of torch.cuda is in this file: a CPU runs all else (see `Device`).
 
 May import numpy, torch, CuPy and the kernels' sources. CuPy is imported where it is used: a machine without a GPU
 lacks it.
@@ -7,13 +8,14 @@ lacks it.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from engine.cuda_kernels import Module
 from engine.kernels import options, source
 
 # What a block may have without asking for more.
@@ -27,6 +29,77 @@ def problem() -> str | None:
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed (pip install 'sluice[cuda]')"
     return None
+
+
+class Device(Protocol):
+    """What a step needs of its device. Work is done in the order in which it was asked for, and not before it must be:
+    host memory that was handed over is left alone until something that was asked for later is waited for."""
+
+    place: torch.device
+
+    def memory_free_bytes(self) -> int | None:
+        """Of its own; None where that is the host's."""
+
+    def load(self, name: str, constants: Mapping[str, int]) -> Module:
+        """See `engine.cuda_kernels.Load`."""
+
+    def host(self, size: int) -> torch.Tensor:
+        """So many bytes of host memory that the device copies from and to by itself, [size] uint8."""
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies host memory to the device's, of one size, without waiting."""
+
+    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        """Copies the device's memory to the host's without waiting. The result waits until it is there."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Does `work` once or more, then records it. The result has the device do it again, on the same memory and
+        with the same numbers: nothing of `work` itself is called."""
+
+
+class GPU:
+    """See `Device`. The current one of torch."""
+
+    def __init__(self) -> None:
+        self.place = torch.device("cuda")
+        self._pool = torch.cuda.graph_pool_handle()  # of all graphs: no two run at a time
+
+    def memory_free_bytes(self) -> int | None:
+        """See `Device`."""
+        return int(torch.cuda.mem_get_info()[0])
+
+    def load(self, name: str, constants: Mapping[str, int]) -> Module:
+        """See `Device`."""
+        return CuPyModule(name, constants)
+
+    def host(self, size: int) -> torch.Tensor:
+        """See `Device`."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See `Device`."""
+        target.copy_(source, non_blocking=True)
+
+    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        """See `Device`."""
+        target.copy_(source, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return done.synchronize
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See `Device`. The first run is for what may not happen while a graph is captured: kernels are compiled,
+        cuBLAS takes its workspace."""
+        stream = torch.cuda.current_stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(stream)
+        with torch.cuda.stream(side):
+            work()
+        stream.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            work()
+        return graph.replay
 
 
 class CuPyModule:

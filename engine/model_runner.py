@@ -17,15 +17,17 @@ from engine import catalog, cpu_ops, cuda_device
 from engine.attention import Attention, StepBatch
 from engine.attention.cpu import CPUAttention
 from engine.attention.cuda import CUDAAttention, CUDAPointwise
-from engine.cuda_kernels import Load
+from engine.cuda_device import Device
+from engine.cuda_kernels import E4M3
+from engine.cuda_step import CUDAStep
 from engine.loaders import Checkpoint, open_checkpoint
 from engine.models.config import ModelError
 from engine.models.decoder import Decoder, TorchDecoder
 from engine.models.llama import LlamaDecoder
 from engine.models.native import NativeDecoder, serves
 from engine.models.pointwise import Pointwise, TorchPointwise
-from engine.sampler import Sampler, logprobs
-from engine.sequence import Sampled, Slice
+from engine.sampler import NOT_FINITE, Sampler, is_plain, logprobs
+from engine.sequence import Launched, Sampled, Slice
 from engine.wire import TokenizerSpec
 
 __all__ = ["ModelError", "ModelRunner"]
@@ -37,6 +39,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 # In torch only float32 makes a text independent of its batch, so it is what nobody has to ask for.
 _AUTO = torch.float32
 _QUANTISED = ("int8", "gguf")  # by the C++ operators alone
+_CACHES = {"auto": "", "fp8": E4M3}
 
 
 class ModelRunner:
@@ -55,8 +58,8 @@ class ModelRunner:
         tokenizer: TokenizerSpec,
         checkpoint: Checkpoint,
         *,
-        device: torch.device,
         decoder: Callable[[], tuple[Decoder, str]],
+        gpu: Device | None,
     ) -> None:
         self.config = checkpoint.config
         self.name = name
@@ -64,11 +67,15 @@ class ModelRunner:
         self.vocab_size = self.config.vocab_size
         self.eos_ids = [each for each in checkpoint.eos_ids if 0 <= each < self.vocab_size]
         self.context_tokens_max = self.config.context_tokens_max
-        self._device = device
+        self._gpu = gpu
         with torch.inference_mode():
             self._model, self.operators = decoder()
-        self._sampler = Sampler(self.eos_ids)
-        self._block_size = 0
+        self._cuda = None
+        if gpu is not None:
+            assert isinstance(self._model, TorchDecoder)
+            self._cuda = CUDAStep(self._model, gpu, self.vocab_size)
+        self._sampler = Sampler(self.eos_ids, self._cuda.draw if self._cuda else None)
+        self._block_size = self._pool_tokens = 0
 
     @classmethod
     def load(
@@ -77,19 +84,25 @@ class ModelRunner:
         *,
         device: str,
         dtype: str,
+        cache_dtype: str = "auto",
         native: bool = True,
-        kernels: Load | None = None,
+        gpu: Device | None = None,
         progress: Callable[[str, int, int], None],
     ) -> ModelRunner:
         """Finds (see `catalog.resolve`), reads and prepares a model. `device`: auto, cpu, cuda. `dtype`: auto, float32,
         bfloat16, float16, and on the CPU int8 and gguf (weights stay quantised as a GGUF file holds them). `native`: by
-        the C++ operators where they can be had. `kernels` launches the CUDA kernels in CuPy's place, with all memory on
-        the CPU. `progress(what, done, total)` is told of long work; total 0 means that it isn't known. Raises
+        the C++ operators where they can be had. `cache_dtype`: auto, that of `dtype`, or on a GPU fp8. `gpu` takes the
+        place of torch's. `progress(what, done, total)` is told of long work; total 0 means that it isn't known. Raises
         ModelError for whatever stands in the way."""
-        cuda = _is_cuda(device, kernels)
+        if _is_cuda(device, gpu):
+            gpu = gpu or cuda_device.GPU()
         if dtype not in ("auto", *_DTYPES, *_QUANTISED):
             raise ModelError(f"dtype {dtype!r} is not known; use auto, {', '.join((*_DTYPES, *_QUANTISED))}")
-        if cuda and dtype in _QUANTISED:
+        if cache_dtype not in _CACHES:
+            raise ModelError(f"KV cache dtype {cache_dtype!r} is not known; use {' or '.join(_CACHES)}")
+        if gpu is None and cache_dtype != "auto":
+            raise ModelError(f"a KV cache of {cache_dtype} needs --device cuda")
+        if gpu is not None and dtype in _QUANTISED:
             raise ModelError(f"dtype {dtype} is computed on the CPU alone; use --device cpu, or another type")
         path = catalog.resolve(path_or_name, progress=progress)
         if dtype == "gguf" and path.is_dir():
@@ -98,18 +111,17 @@ class ModelRunner:
             )
         checkpoint = open_checkpoint(path)
         name = path_or_name if path_or_name in catalog.KNOWN else _name(path_or_name, path)
-        place = torch.device("cuda" if cuda and kernels is None else "cpu")
 
         def decoder() -> tuple[Decoder, str]:
-            if cuda:
-                return _cuda_decoder(checkpoint, dtype, place, kernels or cuda_device.CuPyModule, progress)
+            if gpu is not None:
+                return _cuda_decoder(checkpoint, dtype, _CACHES[cache_dtype], gpu, progress)
             return _cpu_decoder(checkpoint, dtype, native, progress)
 
-        return cls(name, checkpoint.tokenizer(), checkpoint, device=place, decoder=decoder)
+        return cls(name, checkpoint.tokenizer(), checkpoint, decoder=decoder, gpu=gpu)
 
     def memory_free_bytes(self) -> int | None:
         """Of the device, where that isn't the host."""
-        return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else None
+        return self._gpu.memory_free_bytes() if self._gpu else None
 
     def block_bytes(self, block_size: int) -> int:
         """Memory of one block: keys and values of `block_size` tokens in all layers."""
@@ -118,18 +130,54 @@ class ModelRunner:
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Makes the KV cache. Raises ModelError when the memory can't be had."""
-        self._block_size = block_size
+        self._block_size, self._pool_tokens = block_size, blocks * block_size
         try:
-            self._model.allocate(blocks, block_size)
+            (self._cuda or self._model).allocate(blocks, block_size)
         except RuntimeError:
             size = blocks * self.block_bytes(block_size) / 2**30
             raise ModelError(f"{blocks} KV blocks need {size:.1f} GiB of memory; ask for fewer") from None
 
     @torch.inference_mode()
+    def prepare(self, running_max: int, progress: Callable[[str, int, int], None]) -> None:
+        """Makes ready for steps of up to so many sequences what a first step would have to: on a GPU, its graphs."""
+        if self._cuda is not None:
+            self._cuda.capture(running_max, min(self.context_tokens_max, self._pool_tokens), progress)
+
     def execute(self, slices: list[Slice]) -> list[Sampled | None]:
         """Computes every slice and chooses the next token of those with `sample` set; one answer for each of these,
         in their order."""
+        return self.launch(slices).answers()
+
+    @torch.inference_mode()
+    def launch(self, slices: list[Slice]) -> Launched:
+        """See `AheadRunner`. On a CPU the step is computed by then."""
         batch = _batch(slices, self._block_size)
+        if self._cuda is not None:
+            return self._launch(self._cuda, slices, batch)
+        answers = self._compute(slices, batch)
+        return Launched(lambda: answers, ahead=False)
+
+    def _launch(self, step: CUDAStep, slices: list[Slice], batch: StepBatch) -> Launched:
+        """A step whose tokens depend on nothing that is known only here is left to itself."""
+        logits, hidden = step.launch(slices, batch)
+        if hidden is not None:
+            self._tell_prompts(slices, batch, hidden)
+        sequences = [each.sequence for each in slices if each.sample]
+        if not sequences:
+            return Launched(lambda: [], ahead=True)
+        if not all(map(is_plain, sequences)):
+            answers: list[Sampled | None] = list(self._sampler.choose(logits, sequences))
+            return Launched(lambda: answers, ahead=False)
+        if hidden is not None:
+            step.draw(logits, sequences)
+        tokens = step.tokens(sequences)
+
+        def drawn() -> list[Sampled | None]:
+            return [Sampled(each) if each >= 0 else Sampled(-1, error=NOT_FINITE) for each in tokens()]
+
+        return Launched(drawn, ahead=True)
+
+    def _compute(self, slices: list[Slice], batch: StepBatch) -> list[Sampled | None]:
         ids = np.fromiter(
             chain.from_iterable(each.sequence.tokens[each.start : each.start + each.count] for each in slices),
             np.int64,
@@ -140,7 +188,7 @@ class ModelRunner:
         sampled = [index for index, each in enumerate(slices) if each.sample]
         if not sampled:
             return []
-        last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1).to(self._device)
+        last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1)
         logits = self._model.logits(hidden.index_select(0, last_rows))
         return list(self._sampler.choose(logits, [slices[index].sequence for index in sampled]))
 
@@ -172,25 +220,25 @@ def _batch(slices: list[Slice], block_size: int) -> StepBatch:
     return StepBatch(positions, slots, rows, contexts, tables)
 
 
-def _is_cuda(device: str, kernels: Load | None) -> bool:
+def _is_cuda(device: str, gpu: Device | None) -> bool:
     """What the device asked for comes to here; ModelError where it can't be had."""
     if device not in ("auto", "cpu", "cuda"):
         raise ModelError(f"device {device!r} is not known; use auto, cpu or cuda")
     if device != "cuda":  # auto is the CPU, with a GPU too, for as long as no GPU has run the kernels
         return False
-    if kernels is None and (problem := cuda_device.problem()):
+    if gpu is None and (problem := cuda_device.problem()):
         raise ModelError(f"device 'cuda' is not available: {problem}; use auto or cpu")
     return True
 
 
 def _cuda_decoder(
-    checkpoint: Checkpoint, dtype: str, device: torch.device, load: Load, progress: Callable[[str, int, int], None]
+    checkpoint: Checkpoint, dtype: str, cache: str, gpu: Device, progress: Callable[[str, int, int], None]
 ) -> tuple[Decoder, str]:
     config, numbers = checkpoint.config, _DTYPES.get(dtype, _AUTO)
-    pointwise = CUDAPointwise(config, device=device, dtype=numbers, load=load)
-    attention = CUDAAttention(config, numbers, device, load)
-    decoder = _torch_decoder(checkpoint, attention, pointwise, numbers, device, progress)
-    return decoder, "computing with CUDA kernels"
+    pointwise = CUDAPointwise(config, device=gpu.place, dtype=numbers, load=gpu.load)
+    attention = CUDAAttention(config, numbers, gpu.place, gpu.load, cache=cache)
+    decoder = _torch_decoder(checkpoint, attention, pointwise, numbers, gpu.place, progress)
+    return decoder, f"computing with CUDA kernels{', the KV cache in fp8' if cache else ''}"
 
 
 def _torch_decoder(
@@ -203,7 +251,7 @@ def _torch_decoder(
 ) -> Decoder:
     config = checkpoint.config
     layers = LlamaDecoder(config, checkpoint, device=device, dtype=dtype, pointwise=pointwise, progress=progress)
-    return TorchDecoder(layers, attention, dtype, device)
+    return TorchDecoder(layers, attention, device)
 
 
 def _cpu_decoder(

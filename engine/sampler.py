@@ -12,6 +12,7 @@ probabilities that trade places by a rounding difference would otherwise change 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from engine.sequence import Sampled, Sequence
 from engine.wire import Logprob, Sampling
 
 # Within float32's range with room for a quotient; at either end the choice is greedy, or uniform, already.
-_TEMPERATURE_MIN, _TEMPERATURE_MAX = 1e-30, 1e30
+TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-30, 1e30
 
 # What stands for the logarithm of nothing, which JSON can't say; the same number as elsewhere in the field.
 LOGPROB_MIN = -9999.0
@@ -34,31 +35,42 @@ _FEW = 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Sampler:
-    """`eos_ids` are banned, with a sequence's own stop ids, until it has its min_tokens; and in a grammar where they
-    are to be ignored, since it ends with the first of them."""
+NOT_FINITE = "the model's output holds no finite number to choose from"
 
-    def __init__(self, eos_ids: list[int]) -> None:
+# (logits [rows, vocab] without what must not come, a sequence for each row) -> tokens [rows] int64; -1: no finite one.
+Pick = Callable[[torch.Tensor, list[Sequence]], torch.Tensor]
+
+
+def is_plain(sequence: Sequence) -> bool:
+    """Whether its next id is a function of its logits and its `Sampling`, and nothing else is asked for."""
+    sampling = sequence.sampling
+    return (
+        sequence.constraint is None
+        and sampling.logprobs < 0
+        and sequence.next_index >= sampling.min_tokens
+        and not is_adjusted(sampling)
+    )
+
+
+class Sampler:
+    """`pick` is what chooses at last, by default torch. `eos_ids` are banned, with a sequence's own stop ids, until it
+    has its min_tokens; and in a grammar where they are to be ignored, since it ends with the first of them."""
+
+    def __init__(self, eos_ids: list[int], pick: Pick | None = None) -> None:
         self._eos_ids = eos_ids
+        self._pick = pick or picked
 
     def choose(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
         """logits [rows, vocab], float32, one row for each sequence -> one answer for each. A row with a NaN, with no
         finite logit or with an infinite one is answered with an error."""
         samplings = [each.sampling for each in sequences]
         allowed = self._adjusted(logits, sequences)
-        best, tokens = _largest(allowed)
-        drawn = [row for row, each in enumerate(samplings) if each.temperature > 0]
-        if drawn:
-            rows = torch.tensor(drawn, device=logits.device)
-            generated = [sequences[row].generated for row in drawn]
-            tokens[rows] = draw(allowed[rows], [samplings[row] for row in drawn], generated)
-        finite = best.isfinite()
+        tokens = self._pick(allowed, sequences)
         if allowed is not logits:  # a ban must not hide a number that is none
-            finite &= logits.amax(-1).isfinite()
-        usable = finite.tolist()
+            tokens = tokens.where(logits.amax(-1).isfinite(), -1)
         answers = [
-            Sampled(token) if good else Sampled(-1, error=_fault(logits[row], sequences[row]))
-            for row, (token, good) in enumerate(zip(tokens.tolist(), usable, strict=True))
+            Sampled(token) if token >= 0 else Sampled(-1, error=_fault(logits[row], sequences[row]))
+            for row, token in enumerate(tokens.tolist())
         ]
         self._add_logprobs(logits, samplings, answers)
         return answers
@@ -112,7 +124,7 @@ def _allowed(sequences: list[Sequence]) -> Bits:
 def _fault(logits: torch.Tensor, sequence: Sequence) -> str:
     if sequence.constraint is not None and logits.amax().isfinite():
         return "the answer's grammar leaves nothing to go on with"
-    return "the model's output holds no finite number to choose from"
+    return NOT_FINITE
 
 
 def logprobs(logits: torch.Tensor, ids: list[int], counts: list[int], first: int = 0) -> list[Logprob]:
@@ -128,10 +140,21 @@ def logprobs(logits: torch.Tensor, ids: list[int], counts: list[int], first: int
     ]
 
 
+def picked(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+    """See `Pick`; in torch."""
+    best, tokens = _largest(logits)
+    drawn = [row for row, each in enumerate(sequences) if each.sampling.temperature > 0]
+    if drawn:
+        rows = torch.tensor(drawn, device=logits.device)
+        indices = [sequences[row].next_index for row in drawn]
+        tokens[rows] = draw(logits[rows], [sequences[row].sampling for row in drawn], indices)
+    return tokens.where(best.isfinite(), -1)
+
+
 def draw(logits: torch.Tensor, samplings: list[Sampling], generated: list[int]) -> torch.Tensor:
     """One token for each row of logits [rows, vocab], by temperature (above 0), filters and `uniform`: [rows] int64.
     `generated` is the index of the token that is drawn."""
-    temperature = np.clip([each.temperature for each in samplings], _TEMPERATURE_MIN, _TEMPERATURE_MAX)
+    temperature = np.clip([each.temperature for each in samplings], TEMPERATURE_MIN, TEMPERATURE_MAX)
     # Relative to the likeliest token, which has weight 1, so that nothing overflows.
     weights = (logits - logits.amax(-1, keepdim=True)).div_(_column(temperature, logits)).exp_()
     vocab = logits.shape[1]

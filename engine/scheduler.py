@@ -81,8 +81,10 @@ class Scheduler:
         behind: list[Sequence] = []
         order = by_rank(self.running)
         for sequence in order:  # whose end is preempted by those before it, and so never by one that was looked at
-            if len(sequence.tokens) - sequence.computed > 1:
+            if len(sequence.tokens) + sequence.flying - sequence.computed > 1:
                 behind.append(sequence)
+            elif sequence.flying and sequence.next_index >= min(sequence.credit, sequence.sampling.max_tokens):
+                continue  # the last id that it may have is on its way
             elif self._grow(sequence, order):
                 slices.append(Slice(sequence, sequence.computed, 1, True))
         if behind:
@@ -91,16 +93,30 @@ class Scheduler:
 
     def computed(self, part: Slice) -> None:
         """`part` was computed: count it, and let others share the blocks that it completed."""
-        sequence = part.sequence
-        sequence.computed = part.start + part.count
-        full = sequence.computed // self.pool.block_size
+        part.sequence.computed = part.start + part.count
+        self._publish(part.sequence)
+
+    def launched(self, part: Slice) -> None:
+        """`part` will be computed before whatever is launched from now on: as good as computed, but the id that it
+        draws is not known yet."""
+        self.computed(part)
+        part.sequence.flying += part.sample
+
+    def landed(self, part: Slice) -> None:
+        """What `part` draws is known now, and so will be the names of blocks with ids that came before."""
+        part.sequence.flying -= part.sample
+        self._publish(part.sequence)
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Let others share the blocks that are full, as far as their ids are known."""
+        full = min(sequence.computed, len(sequence.tokens)) // self.pool.block_size
         if full > sequence.published:
             self._name_blocks(sequence, full)
             for i in range(sequence.published, full):
                 self.pool.publish(sequence.blocks[i], sequence.hashes[i])
             sequence.published = full
 
-    def gauges(self, steps: int) -> Gauges:
+    def gauges(self, steps: int, discarded: int = 0) -> Gauges:
         """The state as numbers."""
         pool = self.pool
         return Gauges(
@@ -114,6 +130,7 @@ class Scheduler:
             blocks_free=pool.available - pool.cached,
             preemptions=self.preemptions,
             steps=steps,
+            discarded=discarded,
         )
 
     @property
@@ -128,7 +145,7 @@ class Scheduler:
         """Move sequences into the batch, in their turn, while there is a place and all their present tokens fit."""
         while self.waiting and len(self.running) < self.running_max:
             sequence = self.waiting.first
-            if not self._hold_blocks(sequence):
+            if sequence.flying or not self._hold_blocks(sequence):
                 return
             self.waiting.admit(sequence)
             self._idle.pop(sequence, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ class Sequence:
     runner_state: object = None  # what the runner keeps about it
     constraint: Constraint | None = None  # its place in its grammar
     state: str = WAITING
-    computed: int = 0
+    computed: int = 0  # those of a step that is launched included
+    flying: int = 0  # ids that launched steps draw and that nobody here knows yet; they count among neither
     blocks: list[int] = field(default_factory=list)  # block table: position p lies in blocks[p // block_size]
     hashes: list[bytes] = field(default_factory=list)  # chained hash of each full block of `tokens`, as far as known
     published: int = 0  # how many leading blocks the prefix cache knows
@@ -43,6 +45,11 @@ class Sequence:
     def generated(self) -> int:
         """How many ids were made so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def next_index(self) -> int:
+        """Which of its generated ids the next step draws."""
+        return self.generated + self.flying
 
     @property
     def tells_prompt(self) -> bool:
@@ -75,6 +82,15 @@ class Slice:
             return range(0)
         start = max(self.start, len(sequence.prompt_logprobs))
         return range(start + 1, min(self.start + self.count, sequence.prompt_len - 1) + 1)
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step that a runner has begun. `answers` waits for it: one answer for each slice with `sample` set, in their
+    order. `ahead`: the next step may be begun before that, with slices that start at ids which this one draws."""
+
+    answers: Callable[[], list[Sampled | None]]
+    ahead: bool
 
 
 @dataclass(slots=True)

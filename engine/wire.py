@@ -123,6 +123,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     blocks_free: int = 0
     preemptions: int = 0  # counters since the engine's start
     steps: int = 0
+    discarded: int = 0  # tokens that a step drew for a sequence that was over by then
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True):

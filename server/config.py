@@ -167,6 +167,7 @@ def _engine_argv(options: argparse.Namespace) -> tuple[str, ...]:
         "model",
         "device",
         "dtype",
+        "kv_cache_dtype",
         "synthetic_step_ms",
         "synthetic_script",
         "kv_blocks",
@@ -227,6 +228,12 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         default="auto",
         choices=DTYPES,
         help="type of the weights; int8 and gguf, which keeps them as a .gguf file holds them, on a CPU",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        choices=("auto", "fp8"),
+        help="type of the KV cache: the weights' or, with --device cuda, fp8 (e4m3)",
     )
     group.add_argument(
         "--engine",

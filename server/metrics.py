@@ -116,6 +116,7 @@ class Metrics:
 
     def families(self, live: Live | None) -> Iterator[Metric]:
         """Every family there is."""
+        discarded = self.discarded_tokens + (live.gauges.discarded if live else 0)
         yield _counter("sluice_requests_started", "Generation requests.", ["api"], self.started.items())
         yield _counter("sluice_requests", "Generation requests by outcome.", ["api", "outcome"], self.ended.items())
         yield self.ttft.family("sluice_ttft_seconds", "From a request's arrival to its first token.")
@@ -127,7 +128,7 @@ class Metrics:
             ("sluice_prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
             ("sluice_generated_tokens", "Tokens that streams were given.", self.generated_tokens),
             ("sluice_cached_tokens", "Prompt tokens found in the prefix cache.", self.cached_tokens),
-            ("sluice_tokens_discarded", "Tokens computed past a stop string or a cancel.", self.discarded_tokens),
+            ("sluice_tokens_discarded", "Tokens computed past a stop string, a cancel or an end.", discarded),
             ("sluice_engine_restarts", "Engine processes that were started anew.", self.engine_restarts),
         ):
             yield CounterMetricFamily(name, text, value=value)

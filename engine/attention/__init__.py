@@ -33,6 +33,10 @@ class StepBatch:
 class Attention(Protocol):
     """What a model runner asks of a backend."""
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """What keys and values are stored as."""
+
     def allocate(self, blocks: int, block_size: int) -> None:
         """Makes the cache, all layers. Its memory is touched only as slots are written."""
 

@@ -83,7 +83,7 @@ class CPUAttention:
         self._shared = config.heads // config.kv_heads  # query heads for each key-value head
         self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
-        self._dtype = dtype
+        self.cache_dtype = dtype
         self.caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._blocks = 0
         self._block_size = 0
@@ -94,7 +94,7 @@ class CPUAttention:
         self._blocks, self._block_size = blocks, block_size
         shape = (blocks + 1, self._kv_heads, block_size, self._head_dim)
         for _ in self._windows:
-            k, v = torch.empty(shape, dtype=self._dtype), torch.empty(shape, dtype=self._dtype)
+            k, v = torch.empty(shape, dtype=self.cache_dtype), torch.empty(shape, dtype=self.cache_dtype)
             k[blocks] = 0
             v[blocks] = 0
             self.caches.append((k, v))
@@ -225,7 +225,7 @@ class CPUAttention:
             seen = keys <= positions
             if window:
                 seen &= keys > positions - window
-            mask = torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, -torch.inf)
+            mask = torch.zeros(seen.shape, dtype=self.cache_dtype).masked_fill_(~seen, -torch.inf)
             tiles.append(_Tile(slice(query, query_end), slice(key - offset, start + query_end - offset), mask))
         table = batch.tables[at : at + 1, skipped : -(-end // size)]
         return _Chunk(slice(first_row, end_row), self._gather(table), tiles)

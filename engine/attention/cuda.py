@@ -93,9 +93,13 @@ class CUDAPointwise(TorchPointwise):
 class CUDAAttention:
     """See `Attention`."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, load: Load) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, load: Load, *, cache: str = ""
+    ) -> None:
+        """`cache`: E4M3 for keys and values in bytes, else they are of `dtype`."""
         self._config = config
         self._dtype = dtype
+        self._cache = cache
         self._device = device
         self._load = load
         self._rotary = Rotary(config.rope, config.rotary_dim, device=device, dtype=torch.float32)
@@ -106,29 +110,54 @@ class CUDAAttention:
         """See `Attention`. Raises ModelError where there are no kernels for the model's shape."""
         config = self._config
         sizes = config.heads, config.kv_heads, config.head_dim, config.rotary_dim, block_size
-        shape = Shape(_kind(self._dtype), *sizes)
+        shape = Shape(_kind(self._dtype), *sizes, self._cache)
         if problem := shape.problem():
             raise ModelError(f"the CUDA kernels don't serve {problem}; use --device cpu")
         self._caches = []
         self._kernels = Kernels(shape, self._load)
         size = (blocks, config.kv_heads, block_size, config.head_dim)
         for _ in config.windows:
-            k, v = (torch.empty(size, dtype=self._dtype, device=self._device) for _ in range(2))
-            self._caches.append(Cache(k, v))
+            k, v = (torch.empty(size, dtype=self.cache_dtype, device=self._device) for _ in range(2))
+            self._caches.append(Cache(k, v, self._scales()))
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """What keys and values are stored as."""
+        return torch.uint8 if self._cache else self._dtype
+
+    def _scales(self) -> torch.Tensor | None:
+        """What a stored 1 is worth, of each head's keys and values. e4m3 reaches from 2^-9 to 448 by itself, which is
+        where trained models' keys and values lie."""
+        return torch.ones((2, self._config.kv_heads), device=self._device) if self._cache else None
 
     def plan(self, batch: StepBatch) -> CUDAPlan:
         """See `Attention`."""
         positions, slots = self._upload([batch.positions, batch.slots], np.int64)
+        counts = np.diff(batch.rows)
+        decodes = self._decodes(batch, np.flatnonzero(counts == 1))
+        return CUDAPlan(slots, *self._angles(positions), decodes, self._chunks(batch, counts))
+
+    def decode_plan(
+        self, positions: torch.Tensor, slots: torch.Tensor, contexts: torch.Tensor, tables: torch.Tensor, splits: int
+    ) -> CUDAPlan:
+        """Of a step in which each sequence computes one token, and none sees more than `splits` times SPLIT_TOKENS
+        positions. All is on the device, and is read only there: positions and slots [rows] int64, contexts [rows] and
+        tables [rows, width] int32."""
+        count, width = tables.shape
+        rows = torch.arange(count, dtype=torch.int32, device=self._device)
+        by_window = {each: min(splits, _splits_of(each)) if each else splits for each in set(self._config.windows)}
+        decodes = _Decodes(
+            rows, Tables(tables, width, contexts), count, by_window, self._partials(count, max(by_window.values()))
+        )
+        return CUDAPlan(slots, *self._angles(positions), decodes, None)
+
+    def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = self._rotary.angles(positions)  # the second half of the sines has the sign that the kernel's have
         half = self._config.rotary_dim // 2
-        counts = np.diff(batch.rows)
-        return CUDAPlan(
-            slots,
-            cos[:, 0, :half].contiguous(),
-            sin[:, 0, half:].contiguous(),
-            self._decodes(batch, np.flatnonzero(counts == 1)),
-            self._chunks(batch, counts),
-        )
+        return cos[:, 0, :half].contiguous(), sin[:, 0, half:].contiguous()
+
+    def _partials(self, count: int, splits: int) -> torch.Tensor:
+        return torch.empty(self._ready.partials_floats(count, splits), dtype=torch.float32, device=self._device)
 
     def attend(self, plan: CUDAPlan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Attention`. The heads of each token lie side by side; q is rotated in place."""
@@ -158,9 +187,7 @@ class CUDAAttention:
         contexts = batch.contexts[slices]
         splits = {window: _splits(contexts, window) for window in set(self._config.windows)}
         rows, tables = self._tables(batch.rows[slices], batch.tables[slices], contexts)
-        floats = max(self._ready.partials_floats(len(slices), most) for most in splits.values())
-        partials = torch.empty(floats, dtype=torch.float32, device=self._device)
-        return _Decodes(rows, tables, len(slices), splits, partials)
+        return _Decodes(rows, tables, len(slices), splits, self._partials(len(slices), max(splits.values())))
 
     def _chunks(self, batch: StepBatch, counts: Ints) -> _Chunks | None:
         tiles = self._ready.prefill_tiles(np.where(counts > 1, counts, 0).tolist())
@@ -184,6 +211,11 @@ class CUDAAttention:
 
 def _kind(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _splits_of(window: int) -> int:
+    """How many splits cover a window wherever it lies; see `Kernels.decode`."""
+    return -(-(window + 31) // SPLIT_TOKENS)
 
 
 def _splits(contexts: Ints, window: int) -> int:

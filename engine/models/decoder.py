@@ -5,7 +5,7 @@ May import torch and the engine's model side.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -22,7 +22,8 @@ class Decoder(Protocol):
         """Makes the cache, all layers. RuntimeError when the memory can't be had."""
 
     def forward(self, ids: torch.Tensor, batch: StepBatch) -> torch.Tensor:
-        """ids [tokens] int64, on the CPU -> the last layer's output [tokens, hidden], before the final norm."""
+        """ids [tokens] int64, on the CPU or the device -> the last layer's output [tokens, hidden], before the last
+        norm."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s output -> [rows, vocab_size], float32."""
@@ -31,8 +32,8 @@ class Decoder(Protocol):
 class TorchDecoder:
     """See `Decoder`: the layers one by one, attention by a backend."""
 
-    def __init__(self, model: LlamaDecoder, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
-        self.cache_dtype = dtype
+    def __init__(self, model: LlamaDecoder, attention: Attention, device: torch.device) -> None:
+        self.cache_dtype = attention.cache_dtype
         self.attention = attention
         self.logits = model.logits
         self._model = model
@@ -44,9 +45,9 @@ class TorchDecoder:
 
     def forward(self, ids: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """See `Decoder`."""
-        plan = self.attention.plan(batch)
-        return self._model.forward(
-            ids.to(self._device),
-            torch.from_numpy(batch.positions).to(self._device),
-            lambda layer, q, k, v: self.attention.attend(plan, layer, q, k, v),
-        )
+        positions = torch.from_numpy(batch.positions)
+        return self.run(ids.to(self._device), positions.to(self._device), self.attention.plan(batch))
+
+    def run(self, ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        """As `forward`, with ids and positions on the device and a plan of the attention's."""
+        return self._model.forward(ids, positions, lambda layer, *qkv: self.attention.attend(plan, layer, *qkv))

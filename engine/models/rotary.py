@@ -74,11 +74,11 @@ class Rotary:
         length = (positions + 1).clamp(min=rope.original_context).to(torch.float32)
         growth = rope.factor * length / rope.original_context - (rope.factor - 1)
         base = rope.theta * growth ** (self._dim / (self._dim - 2))
-        return 1.0 / base[:, None] ** _exponents(self._dim).to(base.device)
+        return 1.0 / base[:, None] ** _exponents(self._dim, base.device)
 
 
-def _exponents(dim: int) -> torch.Tensor:
-    return torch.arange(0, dim, 2, dtype=torch.float32) / dim
+def _exponents(dim: int, device: torch.device | None = None) -> torch.Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
 
 
 def _llama3(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:

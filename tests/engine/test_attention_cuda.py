@@ -22,6 +22,7 @@ from engine.models.config import ModelError
 from engine.models.pointwise import Pointwise, TorchPointwise
 from engine.scheduler import Scheduler
 from engine.wire import Sampling, Step, Submit
+from tests.cuda_on_cpu.device import CPUDevice
 from tests.cuda_on_cpu.emulator import Emulated
 from tests.engine.conftest import ATTENTION
 from tests.support import checkpoints
@@ -109,10 +110,8 @@ def test_a_model_says_the_same_as_on_the_cpu(family: str, tmp_path: Path) -> Non
     model = checkpoints.small_model(family, head_dim={"llama": 16, "mistral": 32, "qwen3": 32}[family])
     path = str(checkpoints.save(model, tmp_path))
     texts = []
-    for device, kernels in (("cpu", None), ("cuda", Emulated)):
-        runner = ModelRunner.load(
-            path, device=device, dtype="float32", native=False, kernels=kernels, progress=lambda *_: None
-        )
+    for device, gpu in (("cpu", None), ("cuda", CPUDevice())):
+        runner = ModelRunner.load(path, device=device, dtype="float32", native=False, gpu=gpu, progress=lambda *_: None)
         texts.append(serve(runner))
     assert runner.operators == "computing with CUDA kernels"
     assert texts[0] == texts[1]
