@@ -8,6 +8,7 @@ import sys
 BENCHMARKS = {
     "engine": "ours beside transformers and llama.cpp on the same weights: decode, prefill, memory",
     "gateway": "what authentication, limits and balancing cost a request",
+    "kernels": "CUDA kernels and a decode step on a GPU, as fractions of what the card can do",
     "peers": "our server beside other servers: CPU time for each token, as ratios to a C writer",
     "quality": "what each type of weights costs in perplexity and greedy agreement",
     "request": "what a request costs the server beside its tokens, without sockets",

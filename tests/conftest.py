@@ -12,6 +12,12 @@ settings.register_profile("sluice", deadline=None, print_blob=True)
 settings.load_profile("sluice")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: steps on a GPU, not on its stand-in"
+    )
+
+
 @pytest.fixture
 def unused_port() -> int:
     """A TCP port of 127.0.0.1 that nobody listens on."""
