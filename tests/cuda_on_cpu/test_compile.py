@@ -35,11 +35,11 @@ def test_the_table_holds_every_instance() -> None:
         (kernel, kind, dim, architecture)
         for kernel in kernels
         for kind in nvrtc.KINDS_AND_CACHES
-        if kernel != "kv_gather" or "/" not in kind
         for dim in nvrtc.HEAD_DIMS
-        for architecture in nvrtc.ARCHITECTURES
+        for architecture in (nvrtc.E4M3_ARCHITECTURES if "/" in kind else nvrtc.ARCHITECTURES)
+        if kernel != "kv_gather" or "/" not in kind
     }
-    assert wanted == {key for key in table if key[2]}
+    assert wanted <= table.keys()
 
 
 def test_a_warning_is_an_error() -> None:
