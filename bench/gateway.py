@@ -52,9 +52,7 @@ FIELDS = (
 CallLater = Callable[[float, Callable[[], None]], Callable[[], None]]
 
 
-def _at_once_or_never(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-    if seconds == 0:
-        call()
+def _never(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
     return lambda: None
 
 
@@ -93,7 +91,7 @@ class Server:
         limited: bool,
         engine: Engine | None = None,
         log: TextIO | None = None,
-        call_later: CallLater = _at_once_or_never,
+        call_later: CallLater = _never,
     ) -> None:
         names = [f"key-{number}" for number in range(KEYS)]
         digests = [sha256((SECRET if name == names[-1] else name).encode()).digest() for name in names]
@@ -147,6 +145,7 @@ class Server:
         stream = self.start()
         self.gateway.limiter.headers(self.key)
         stream.finish(Outcome(CANCELLED))
+        self.table.forget(stream)
 
 
 def choose(engines: int, prompt: int) -> Callable[[], None]:

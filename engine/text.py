@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from engine.tokenizer import Tokenizer
 
+_NONE: frozenset[str] = frozenset()  # an empty set is no smaller than one of four
+
 
 class TextStream:
     """`push` each id, then `flush` once.
@@ -50,7 +52,7 @@ class TextStream:
         self._whole = pieces.whole
         self.memo = pieces.memo
         self._stops = [_Stop(text) for text in stops]
-        self._firsts = frozenset(text[0] for text in stops)
+        self._firsts = frozenset(text[0] for text in stops) if stops else _NONE
         self._strip = tokenizer.spec.strip_leading_space  # until the first byte came
         self._tail = b""  # an incomplete character, three bytes at most
         self._held = ""  # text that may turn out to be the start of a stop string

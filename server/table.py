@@ -11,6 +11,7 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from engine.text import TextStream
 from engine.tokenizer import Tokenizer
 from engine.wire import Admitted, End, Gauges, Hello, Logprob, Sampling, Step, Submit
 from server import outcome as outcomes
+from server.expiry import Expiry
 from server.log import Total
 from server.metrics import Metrics
 from server.outcome import Outcome
@@ -137,7 +139,9 @@ class StreamTable:
         self._streams: dict[str, Stream] = {}
         self._by_name: dict[tuple[str, str], Stream] = {}  # by key and Idempotency-Key
         self._live: dict[Stream, None] = {}  # have no outcome yet
-        self._finished: dict[Stream, None] = {}  # still readable, oldest first
+        waits = partial(Expiry[Stream], clock=clock, call_later=call_later)
+        self._waiting = waits(limits.queue_timeout_s, self._expire_queued)
+        self._finished = waits(limits.resume_ttl_s, self.forget)  # still readable
         self._with_slot: set[Stream] = set()
         self._choices: dict[int, Choice] = {}  # by sequence id
         self._sequence_ids = count(1)
@@ -279,17 +283,17 @@ class StreamTable:
     def _arm_deadlines(self, stream: Stream) -> None:
         limits = self.limits
 
-        def expire_queued() -> None:
-            if stream.state == "queued" or not any(c.admitted for c in stream.choices):
-                seconds = limits.queue_timeout_s
-                stream.finish(Outcome(outcomes.EXPIRED, f"the request waited {seconds:g} s for its turn", True))
-
         def expire() -> None:
             stream.finish(Outcome(outcomes.EXPIRED, f"the request took longer than {limits.request_timeout_s:g} s"))
 
-        stream.on_finish.append(self.call_later(limits.queue_timeout_s, expire_queued))
+        self._waiting.add(stream)
         if limits.request_timeout_s is not None:
             stream.on_finish.append(self.call_later(limits.request_timeout_s, expire))
+
+    def _expire_queued(self, stream: Stream) -> None:
+        if stream.state == "queued" or not any(c.admitted for c in stream.choices):
+            seconds = self.limits.queue_timeout_s
+            stream.finish(Outcome(outcomes.EXPIRED, f"the request waited {seconds:g} s for its turn", True))
 
     # The engine's steps
 
@@ -369,6 +373,8 @@ class StreamTable:
         choice.cached_tokens = min(admitted.cached_tokens, len(choice.prompt))
         self._count_queued(choice, -1)
         stream = choice.stream
+        if all(each.admitted for each in stream.choices):
+            self._waiting.discard(stream)
         if choice is stream.choices[0]:
             # The engine knows: it tells only when the step is done. One that died took its own count with it.
             stream.admitted_at = self.clock() if stream.deaths else stream.created + admitted.waited_s
@@ -436,13 +442,13 @@ class StreamTable:
         metrics.prompt_tokens += stream.prompt_tokens
         metrics.cached_tokens += stream.cached_tokens
         self._log_access(stream)
-        self._finished[stream] = None
-        self.call_later(self.limits.resume_ttl_s, lambda: self.forget(stream))
+        self._waiting.discard(stream)
+        self._finished.add(stream)
 
     def trim(self) -> None:
         """Keep all logs together within their budget: the oldest finished ones go first."""
         while self.logs.bytes > self.limits.log_bytes and self._finished:
-            self.forget(next(iter(self._finished)))
+            self.forget(self._finished.oldest)
 
     def _give_slot(self, stream: Stream) -> None:
         if stream in self._with_slot:
@@ -453,7 +459,7 @@ class StreamTable:
         """Drop a finished stream; readers that are still at it keep the log alive until they are done."""
         if self._streams.pop(stream.id, None) is None:
             return
-        del self._finished[stream]
+        self._finished.discard(stream)
         self.logs.bytes -= stream.log.size
         if stream.idempotency is not None:
             del self._by_name[stream.key, stream.idempotency[0]]
