@@ -241,7 +241,9 @@ class Http1:
             data = _with_one_connection_field(self._h11.send(response))
         if not complete:
             self._stop_reading()
-        if bodiless or (self._request and self._request.method == "HEAD"):
+        is_head = self._request is not None and self._request.method == "HEAD"
+        self._request = None  # which may be large, and its answer last for hours
+        if bodiless or is_head:
             self._write = _NOTHING
         elif length is not None:
             self._write = _LENGTH

@@ -69,10 +69,9 @@ class Connection(asyncio.Protocol):
         self._until_close = False  # the close delimits the answer's body: it goes to HTTP/1.0
         self._whole_answer = False  # a generation is being collected for an answer in one piece
         self._lingering = 0  # bytes still accepted and dropped; 0: not lingering
-        self._farewell = Farewell(self._unsent, grace_s=LINGER_S, stall_s=host.deadlines.write_stall_s)
+        self._farewell: Farewell | None = None  # made when it lingers
         self._alarm = Alarm(host.loop, self._on_silence)
-        self._keepalive = Alarm(host.loop, self._on_quiet)
-        self._stall = StallWatch(host.loop, self._unsent, host.deadlines.write_stall_s, self.abort)
+        self._stall: StallWatch | None = None  # made when the transport is first above its mark
 
     @property
     def protocol(self) -> str:
@@ -102,8 +101,8 @@ class Connection(asyncio.Protocol):
         """The client is gone, or we closed."""
         self.host.connections.discard(self)
         self._alarm.close()
-        self._keepalive.close()
-        self._stall.close()
+        if self._stall is not None:
+            self._stall.close()
         self._drop_answer()
         if self._websocket is not None:
             self._websocket.lost()
@@ -116,7 +115,7 @@ class Connection(asyncio.Protocol):
             self._open_with(data)
             return
         if self._websocket is not None:
-            self._stall.progress()
+            self._show_progress()
             self._websocket.receive(data)
             if self._unsent() > UNREAD_REPLIES_BYTES_MAX:
                 self.transport.pause_reading()
@@ -125,7 +124,7 @@ class Connection(asyncio.Protocol):
             if self._lingering <= 0:
                 self.abort()
         elif self._http2 is not None:
-            self._stall.progress()
+            self._show_progress()
             self._http2.receive(data)
         else:
             self._take(self._http.receive(data))
@@ -184,12 +183,15 @@ class Connection(asyncio.Protocol):
             self._channel.writable = False
         if self._http2 is not None:
             self._http2.writable = False
+        if self._stall is None:
+            self._stall = StallWatch(self.host.loop, self._unsent, self.host.deadlines.write_stall_s, self.abort)
         self._stall.begin()
 
     def resume_writing(self) -> None:
         """The client drained it: readers go on."""
         self._writable = True
-        self._stall.end()
+        if self._stall is not None:
+            self._stall.end()
         if self._channel is not None:
             self._channel.writable = True
             self._channel.reader.pump()
@@ -200,6 +202,10 @@ class Connection(asyncio.Protocol):
             self._websocket.pump()
         elif self._call is None and self._request_read:
             self._next()
+
+    def _show_progress(self) -> None:
+        if self._stall is not None:
+            self._stall.progress()
 
     def _unsent(self) -> int:
         return self.transport.get_write_buffer_size()
@@ -262,11 +268,12 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()  # what waited is taken, and may be the head of a body that goes on
 
     def _set_alarm(self) -> None:
-        """The deadline of the phase that the connection is in; none while an answer is being made or sent."""
+        """The deadline of the phase that the connection is in; none while an answer is being made. One that is streamed
+        has the next ping's."""
         deadlines = self.host.deadlines
-        if self._lingering or self.transport.is_closing():
+        if self._channel is not None or self._lingering or self.transport.is_closing():
             return
-        if self._task is not None or self._channel is not None or self._websocket is not None:
+        if self._task is not None or self._websocket is not None:
             self._alarm.clear()
         elif self._call is not None:
             self._alarm.set(deadlines.body_s)
@@ -349,7 +356,7 @@ class Connection(asyncio.Protocol):
 
     def _open(self, call: Call, answer: Streaming) -> None:
         """Write the head of a streamed answer, and let its reader write the rest."""
-        channel = HttpChannel(self, self._http, self._keepalive)
+        channel = HttpChannel(self, self._http, self._alarm)
         reader = channel.reader = ClientReader(answer.stream, answer.framing, channel, answer.cursor)
         answer.stream.attach(reader)
         if self.transport.is_closing():
@@ -365,23 +372,21 @@ class Connection(asyncio.Protocol):
             reader.leave()
             channel.finish()
             return
-        self._keepalive.set(self.host.deadlines.keepalive_s)
+        call.shed()
+        self._alarm.set(self.host.deadlines.keepalive_s)
         if self._eof:
             self._probe_half_close(channel)
         reader.pump()
 
-    def _on_quiet(self) -> None:
-        channel = self._channel
-        if channel is None:
-            return
+    def _on_quiet(self, channel: HttpChannel) -> None:
         if self._writable and channel.reader.framing.ping:
             channel.ping()
-        self._keepalive.set(self.host.deadlines.keepalive_s)
+        self._alarm.set(self.host.deadlines.keepalive_s)
 
     def channel_ended(self, *, whole: bool) -> None:
         """The reader is done. A body that is not whole ends with the connection, which the client can tell."""
         self._channel = None
-        self._keepalive.clear()
+        self._alarm.clear()
         if whole:
             self.transport.write(self._http.end())
             self._end_answer()
@@ -421,6 +426,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()  # TLS says goodbye, and reads until it is answered
         if not self.transport.is_closing():
             self.transport.resume_reading()  # pipelined bytes may have paused it
+        self._farewell = Farewell(self._unsent, grace_s=LINGER_S, stall_s=self.host.deadlines.write_stall_s)
         self._alarm.set(self._farewell.wait_s())
 
     def _drop_answer(self) -> None:
@@ -437,7 +443,9 @@ class Connection(asyncio.Protocol):
     # Silence
 
     def _on_silence(self) -> None:
-        if self._lingering and (wait_s := self._farewell.wait_s()):
+        if self._channel is not None:
+            self._on_quiet(self._channel)
+        elif self._farewell is not None and (wait_s := self._farewell.wait_s()):
             self._alarm.set(wait_s)
         elif self._lingering or self.transport.is_closing():
             self.abort()

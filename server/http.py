@@ -22,6 +22,10 @@ def _nothing(*_: object) -> None:
     pass
 
 
+_NO_FIELDS: dict[bytes, bytes] = {}
+_SHED = Request("", "", "1.1", (), None, chunked=False, expect_continue=False, keep_alive=False, upgrade=False)
+
+
 class Call(msgspec.Struct, eq=False):
     """One request while it is answered. The program fills in what it finds out about it."""
 
@@ -41,10 +45,15 @@ class Call(msgspec.Struct, eq=False):
     forwarded: bool = False  # another process answers it, counts it, and has it in its log
     on_stream: Callable[[Stream], None] = _nothing  # called with the stream that it started
     on_whole_answer: Callable[[], None] = _nothing  # called once a generation is collected to be sent in one piece
-    _fields: dict[bytes, bytes] = {}
+    _fields: dict[bytes, bytes] = _NO_FIELDS
 
     def __post_init__(self) -> None:
         self._fields = dict(reversed(self.request.headers))  # asked a dozen times for each request
+
+    def shed(self) -> None:
+        """The answer streams, perhaps for hours: nobody asks for the request any more."""
+        self.request, self.path, self.query, self.body, self._fields = _SHED, "", "", b"", _NO_FIELDS
+        self.on_stream = self.on_whole_answer = _nothing
 
     def header(self, name: bytes) -> str:
         """The first value of a header, "" when absent; bytes beyond ASCII are read as Latin-1."""

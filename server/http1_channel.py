@@ -22,7 +22,7 @@ class HttpChannel:
     def __init__(self, connection: Connection, http: Http1, keepalive: Alarm) -> None:
         self._connection = connection
         self._http = http
-        self._keepalive = keepalive  # rings for a ping; the connection set it
+        self._keepalive = keepalive  # the connection set it: it rings for a ping
         self._keepalive_s = connection.host.deadlines.keepalive_s
         self._write = connection.transport.write
         self.writable = True

@@ -111,6 +111,7 @@ class Http2Stream:
         is_head = call.request.method == "HEAD"
         self._send_head(answer.status, streaming_fields(answer), end=is_head)
         if not is_head:
+            call.shed()
             reader.pump()
 
     def accept_websocket(self, fields: list[tuple[bytes, bytes]]) -> None:
