@@ -116,6 +116,8 @@ _HEAD, _CHUNKED, _LENGTH, _UNTIL_CLOSE, _NOTHING, _ENDED = _Write
 class Http1:
     """One connection. Read with `receive`, answer with `head`, `body`, `end`, then `next_request` or close."""
 
+    __slots__ = ("_deaf", "_eof", "_guard", "_h11", "_request", "_write")
+
     def __init__(self, *, max_header: int) -> None:
         self._guard = Guard(max_header=max_header)
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=max_header + _H11_SLACK_BYTES)

@@ -89,6 +89,11 @@ _CHUNKED = (_CHUNK_LINE, _CHUNK_DATA, _CHUNK_END, _TRAILERS)
 class Guard:
     """Checks one request after another. `buffer` holds what was received and not yet passed on."""
 
+    __slots__ = (
+        "_empty_lines", "_extension_bytes", "_fault", "_head", "_max_header", "_remaining", "_searched",
+        "_section_bytes", "_state", "buffer", "framing",
+    )  # fmt: skip
+
     def __init__(self, *, max_header: int) -> None:
         self.buffer = bytearray()
         self.framing = Framing()

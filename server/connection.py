@@ -48,9 +48,16 @@ class Connection(asyncio.Protocol):
     """Speaks HTTP/1.1, and hands itself over to `WebSocketConnection` after an upgrade, or to `Http2Connection` when
     the client begins with HTTP/2's preface, or chose h2 in the TLS handshake."""
 
+    __slots__ = (
+        "_alarm", "_alarm_is_for_head", "_body", "_call", "_channel", "_eof", "_farewell", "_http", "_http2",
+        "_lingering", "_opened", "_opening", "_refusal", "_request_read", "_stall", "_task", "_tls", "_until_close",
+        "_websocket", "_whole_answer", "_writable", "client", "host", "transport",
+    )  # fmt: skip
+
+    transport: asyncio.Transport
+
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.transport: asyncio.Transport
         self.client = ""
         self._http = Http1(max_header=host.max_header)
         self._websocket: WebSocketConnection | None = None
@@ -71,6 +78,7 @@ class Connection(asyncio.Protocol):
         self._lingering = 0  # bytes still accepted and dropped; 0: not lingering
         self._farewell: Farewell | None = None  # made when it lingers
         self._alarm = Alarm(host.loop, self._on_silence)
+        self._alarm_is_for_head = False  # which is not put off by its bytes
         self._stall: StallWatch | None = None  # made when the transport is first above its mark
 
     @property
@@ -282,8 +290,6 @@ class Connection(asyncio.Protocol):
         elif not self._alarm_is_for_head:
             self._alarm.set(deadlines.header_s)
         self._alarm_is_for_head = self._call is None and self._http.head_started
-
-    _alarm_is_for_head = False  # a head's deadline is not put off by its bytes
 
     def _begin(self, request: Request) -> None:
         call = self._call = new_call(self.host, request, self.client, self._on_whole_answer)

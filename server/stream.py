@@ -138,11 +138,11 @@ class Choice:
 
     stream: Stream
     index: int  # as the API shows it
-    prompt: list[int]
+    prompt: array[int]  # as `generated`: a list would take ten times the memory
     sampling: Sampling
     text: TextStream
     sequence_id: int = 0  # the engine's name for it; a new one after the engine's death
-    generated: array[int] = field(default_factory=lambda: array("I"))  # a list would take ten times the memory
+    generated: array[int] = field(default_factory=lambda: array("I"))
     credit: int = 0
     due: int = 0  # with so many generated ids it needs its next credit
     reason: str = ""  # set when it ended: stop, length, …

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import traceback
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -180,7 +181,7 @@ class StreamTable:
             choice = Choice(
                 stream=stream,
                 index=index,
-                prompt=part.prompt,
+                prompt=array("I", part.prompt),
                 sampling=part.sampling,
                 text=self._text_of(part, text),
                 parser=part.calls.parser() if part.calls else None,
@@ -271,7 +272,7 @@ class StreamTable:
         self.engine.submit(
             Submit(
                 choice.sequence_id,
-                choice.prompt,
+                choice.prompt.tolist(),
                 choice.sampling,
                 choice.credit,
                 generated,

@@ -349,7 +349,7 @@ def test_a_request_present_at_two_deaths_is_not_tried_again() -> None:
     assert old.events[-2]["error"]["code"] == "error"
     assert young.stream.outcome is None
     come_back(rig)
-    assert rig.engine.submitted[-1].prompt == young.stream.choices[0].prompt
+    assert rig.engine.submitted[-1].prompt == young.stream.choices[0].prompt.tolist()
 
 
 def test_an_engine_that_does_not_come_back_in_time_is_an_error() -> None:

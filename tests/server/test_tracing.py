@@ -52,7 +52,7 @@ class Traced(Rig):
         stream = self.start(**options)
         request = Request("POST", "/v1/chat/completions", "1.1", headers, 0, False, False, True, False)
         call = Call(request, "/v1/chat/completions", "", "127.0.0.1", "req-1", 0.0, api="chat", key=stream.key)
-        parts = [Part(choice.prompt, choice.sampling) for choice in stream.choices]
+        parts = [Part(choice.prompt.tolist(), choice.sampling) for choice in stream.choices]
         stream.trace = self.tracer.begin(call, parts, seeded=False)
         return Client(stream)
 
