@@ -64,9 +64,10 @@ class Sse:
         if len(events) == 1 and 0 < first < DIGITS_KEPT:  # a token's, on its way
             (event,) = events
             if event.data is None:
-                before, behind, end = self._frames[event.choice]
+                (before, behind, end), number = self._frames[event.choice], _digits[first]
                 if end is None:
-                    return b"".join((before, event.text, behind, _digits[first], b"\n\n"))
+                    return b"".join((before, event.text, behind, number, b"\n\n"))
+                return b"".join((before, event.text, behind, number, end, number, b"\n\n"))
         out: list[bytes] = [b"retry: %d\n" % RETRY_MS] if first == 0 and events else []
         for position, event in enumerate(events, first):
             data = event.data

@@ -61,7 +61,7 @@ def check(scene: Scene, *, whole: bool) -> None:
         if answer.status == 101:
             _check_frames(answer)
             return
-        _check_body(answer, mid_character=request is not None and "after_bytes" in request.call.query)
+        _check_body(answer, mid_character=request is not None and "after_bytes" in request.query)
         if not answer.whole:
             return
         rest = answer.rest
@@ -72,8 +72,8 @@ def check(scene: Scene, *, whole: bool) -> None:
 
 def _read(data: bytes, request: Asked | None, *, eof: bool) -> _Answer:
     client = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
-    method = request.call.request.method if request else "GET"
-    upgrade = request is not None and request.call.request.upgrade
+    method = request.request.method if request else "GET"
+    upgrade = request is not None and request.request.upgrade
     client.send(h11.Request(method=method, target="/", headers=[(b"Host", b"x"), *(_OFFER if upgrade else [])]))
     client.send(h11.EndOfMessage())
     client.receive_data(data)
@@ -114,7 +114,7 @@ def _check_head(answer: _Answer, request: Asked | None, number: int) -> None:
     mark = headers[MARK.lower()]
     assert mark == (b"none" if request is None else b"%d" % number), "an answer out of turn"
     assert headers[b"date"].endswith(b" GMT")
-    if request is not None and request.call.request.http_version == "1.0":
+    if request is not None and request.request.http_version == "1.0":
         assert b"transfer-encoding" not in headers
         assert answer.last()
     if request is None:

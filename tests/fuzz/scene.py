@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from engine.tokenizer import Tokenizer
 from engine.wire import Admitted, End, Gauges, Logprob, Step
+from protocols.http1 import Request
 from protocols.http2_guard import PREFACE
 from server.access_log import AccessLog
 from server.api.generation import Generation, Model
@@ -96,6 +97,8 @@ class Asked:
 
     call: Call
     number: int
+    request: Request  # which the call sheds once its answer streams
+    query: str = ""
     answering: bool = False
     heads_sent: int = 0
 
@@ -118,8 +121,10 @@ class Watched:
         """See Program."""
         if call.request.http_version != "2":
             assert not any(asked.answering for asked in self.asked), "a request begun before the last one was answered"
-        self.asked.append(Asked(call, len(self.asked)))
+        asked = Asked(call, len(self.asked), call.request)
+        self.asked.append(asked)
         answer = self._program.refuse(call)
+        asked.query = call.query
         return None if answer is None else self._marked(call, answer)
 
     async def answer(self, call: Call) -> Response | Streaming:
