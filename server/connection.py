@@ -122,8 +122,9 @@ class Connection(asyncio.Protocol):
         if not self._opened:
             self._open_with(data)
             return
+        if self._stall is not None and (self._websocket is not None or self._http2 is not None):
+            self._stall.progress()
         if self._websocket is not None:
-            self._show_progress()
             self._websocket.receive(data)
             if self._unsent() > UNREAD_REPLIES_BYTES_MAX:
                 self.transport.pause_reading()
@@ -132,7 +133,6 @@ class Connection(asyncio.Protocol):
             if self._lingering <= 0:
                 self.abort()
         elif self._http2 is not None:
-            self._show_progress()
             self._http2.receive(data)
         else:
             self._take(self._http.receive(data))
@@ -210,10 +210,6 @@ class Connection(asyncio.Protocol):
             self._websocket.pump()
         elif self._call is None and self._request_read:
             self._next()
-
-    def _show_progress(self) -> None:
-        if self._stall is not None:
-            self._stall.progress()
 
     def _unsent(self) -> int:
         return self.transport.get_write_buffer_size()

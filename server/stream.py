@@ -9,6 +9,7 @@ No sockets and no asyncio: time comes in by the clock of the table that owns the
 
 from __future__ import annotations
 
+import secrets
 import traceback
 from array import array
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from protocols.escape import json_text
 from server import outcome as outcomes
 from server.log import Event, Log
 from server.outcome import Outcome
+from server.places import placed
 from server.tools.parser import ToolParser
 from server.tools.pieces import Piece, TextPiece, ToolArguments, ToolCallBegin
 
@@ -28,10 +30,19 @@ if TYPE_CHECKING:
     from server.table import StreamTable
     from server.tracing import StreamTrace
 
+# 144 random bits (143.95: see new_stream_id): more than anyone can guess, and whole base64 characters.
+STREAM_ID_BYTES = 18
 # Events of texts already seen, shared by all streams: a token that repeats costs a log but a place in its list.
 # A vocabulary has fewer; over it the table starts anew.
 SHARED_EVENTS_MAX = 262_144
 _shared: dict[str, Event] = {}
+
+
+def new_stream_id() -> str:
+    """Unguessable, and never used before. It begins with a letter or a digit: to a shell, "-" begins an option."""
+    while not (drawn := secrets.token_urlsafe(STREAM_ID_BYTES))[0].isalnum():
+        pass
+    return placed(drawn)
 
 
 def text_event(choice: int, text: str) -> Event:

@@ -7,7 +7,6 @@ stream takes (an engine sequence, its key's slot, credit, a place here) is given
 
 from __future__ import annotations
 
-import secrets
 import traceback
 from array import array
 from collections.abc import Callable, Iterable
@@ -26,12 +25,9 @@ from server.expiry import Expiry
 from server.log import Total
 from server.metrics import Metrics
 from server.outcome import Outcome
-from server.places import placed
 from server.stream import Choice, Grammar, Stream
 from server.tools.formats import CallFormat
 
-# 144 random bits (143.95: see new_stream_id): more than anyone can guess, and whole base64 characters.
-STREAM_ID_BYTES = 18
 # A request that was with two engines when they died is likely what killed them: it isn't given to a third.
 ENGINE_DEATHS_MAX = 2
 # Streams that are no longer held are still told apart from those that never were, as long as this many came since.
@@ -74,13 +70,6 @@ class Allowance(Protocol):
     def leave(self, key: str) -> None: ...  # noqa: D102
     def track(self, stream: Stream) -> None: ...  # noqa: D102
     def end(self, stream: Stream) -> None: ...  # noqa: D102
-
-
-def new_stream_id() -> str:
-    """Unguessable, and never used before. It begins with a letter or a digit: to a shell, "-" begins an option."""
-    while not (drawn := secrets.token_urlsafe(STREAM_ID_BYTES))[0].isalnum():
-        pass
-    return placed(drawn)
 
 
 class Busy(Exception):

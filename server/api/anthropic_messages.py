@@ -28,8 +28,7 @@ from server.api.tool_use import call_format
 from server.http import Call, Response, Streaming, json_response
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Stream
-from server.table import new_stream_id
+from server.stream import Choice, Stream, new_stream_id
 from server.tools.pieces import Piece
 
 STOP_REASONS = {outcomes.STOP: "end_turn", outcomes.LENGTH: "max_tokens", outcomes.TOOL_CALLS: "tool_use"}

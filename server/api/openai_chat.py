@@ -31,8 +31,7 @@ from server.framing import DONE
 from server.http import Call, Response, Streaming
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Frame, Stream, text_event
-from server.table import new_stream_id
+from server.stream import Choice, Frame, Stream, new_stream_id, text_event
 from server.tools.pieces import Piece, TextPiece, ToolCallBegin, ToolCallEnd
 
 

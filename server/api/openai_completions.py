@@ -25,8 +25,8 @@ from server.framing import unescaped
 from server.http import Call, Response, Streaming
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Frame, Stream, escaped
-from server.table import Part, new_stream_id
+from server.stream import Choice, Frame, Stream, escaped, new_stream_id
+from server.table import Part
 from server.tools.pieces import Piece
 
 # Ids of an echoed prompt that one event shows with their log probabilities: some tens of kilobytes of JSON.

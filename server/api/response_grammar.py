@@ -38,8 +38,7 @@ from server.api.response_types import (
 )
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Frame, Stream, escaped, text_event
-from server.table import new_stream_id
+from server.stream import Choice, Frame, Stream, escaped, new_stream_id, text_event
 from server.tools.pieces import Piece, ToolArguments, ToolCallBegin, ToolCallEnd
 
 _STATUSES: dict[str, ResponseStatus] = {

@@ -14,8 +14,8 @@ from engine.wire import End
 from server.gateway.limits import unused_tokens
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Stream
-from server.table import ENGINE_DEATHS_MAX, GONE_MAX, Busy, new_stream_id
+from server.stream import Choice, Stream, new_stream_id
+from server.table import ENGINE_DEATHS_MAX, GONE_MAX, Busy
 from tests.support.tables import START_S, Client, Rig, StandingBucket
 
 # Room
