@@ -22,8 +22,6 @@ from tests.cuda_on_cpu.emulator import cuda_headers
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 HEAD_DIMS = (64, 80, 96, 128, 256)
-# Of these the table has all rows of caches of bytes; those of the others come with the next run of the whole matrix.
-E4M3_ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_120")
 GROUPS = (1, 7)
 BLOCK_SIZES = (16, 32)
 ATTENTION = ("paged_attention", "paged_prefill")
