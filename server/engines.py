@@ -72,6 +72,7 @@ class EngineLink:
         self._vocabulary = vocabulary
         self._threads = threads
         self._closing = False
+        self._greeted = False  # by any engine
         self._lost: asyncio.Future[str] | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -145,7 +146,8 @@ class EngineLink:
             await self._reap()
             failures = 0 if was_up and loop.time() - since > LIVED_S else failures + 1
             await asyncio.sleep(RESTART_PAUSES_S[min(failures - 1, len(RESTART_PAUSES_S) - 1)] if failures else 0)
-            self._on_restart()
+            if self._url is None:
+                self._on_restart()
             self._lost = await self._connect(None)
 
     async def _connect(self, ready: asyncio.Future[Hello] | None) -> asyncio.Future[str]:
@@ -194,6 +196,9 @@ class EngineLink:
             self._client.close()
             return
         self._vocabulary.tokenizer_hash = hello.tokenizer_hash
+        if self._url is not None and self._greeted:  # begun anew elsewhere; trying to reach it is no restart
+            self._on_restart()
+        self._greeted = True
         self.hello = hello
         self._log.event("engine_ready", model=hello.model, pool_tokens=hello.pool_tokens)
         if self._listener is not None:

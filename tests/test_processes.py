@@ -326,7 +326,11 @@ class TestAttached:
             assert refused.error(503)["code"] == "error" and refused.header("retry-after")
             assert socket.receive_until("error")[-1]["error"]["code"] == "error"
             assert server.ask("GET", f"/v1/streams/{name}").chunks()[-1]["error"]["code"] == "error"
-            assert outcomes(wait_idle(server))["error"] == 5
+            seen = wait_idle(server)
+            assert outcomes(seen)["error"] == 5
+            assert seen["sluice_engine_restarts_total"] == 0  # it was tried, and is not there
+            with lone_engine(address):
+                server.wait_metric("sluice_engine_restarts_total", 1)
 
     def test_tcp_with_a_token(self, tmp_path: Path, unused_port: int) -> None:
         address = f"tcp://127.0.0.1:{unused_port}"
