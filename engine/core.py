@@ -109,6 +109,7 @@ class Core:
     ) -> None:
         """`report` is told the traceback of a fault in the runner: for the log, never for a client."""
         self._runner = runner
+        self._begin = runner.launch if isinstance(runner, AheadRunner) else self._execute
         self._scheduler = scheduler
         self._eos = frozenset(runner.eos_ids)
         self._peers: list[Peer] = []
@@ -212,7 +213,7 @@ class Core:
         """Begin a step. Where steps may overlap, the one before is taken in only then: the device has no pause while
         this step is scheduled and that one's tokens are sent."""
         try:
-            launched = self._launch(slices)
+            launched = self._begin(slices)
         except Exception:  # a fault in the model's code ends what was in the step, and nothing else
             self._report(traceback.format_exc())
             self._land()
@@ -226,9 +227,7 @@ class Core:
         if not launched.ahead:
             self._land()
 
-    def _launch(self, slices: list[Slice]) -> Launched:
-        if isinstance(self._runner, AheadRunner):
-            return self._runner.launch(slices)
+    def _execute(self, slices: list[Slice]) -> Launched:
         answers = self._runner.execute(slices)
         return Launched(lambda: answers, ahead=False)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ QUEUE_MAX = 4096
 # What goes wrong between here and the collector goes wrong again and again: it is told once in so many seconds.
 COMPLAINT_PAUSE_S = 60.0
 CLOSE_LOOK_S = 0.02
+_query = re.compile(r"\?\S+")  # of an address: there may be a secret in it
 
 
 class Complaints(logging.Handler):
@@ -46,7 +48,7 @@ class Complaints(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""
-        self.say(record.getMessage())
+        self.say(_query.sub("?…", record.getMessage()))
 
     def say(self, sentence: str) -> None:
         """Now, or as one of those that went unsaid."""

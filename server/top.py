@@ -79,13 +79,23 @@ class Source:
     def _ask(self) -> Look:
         self._connection.request("GET", "/status", headers=self._headers)
         answer = self._connection.getresponse()
-        body = answer.read(ANSWER_BYTES_MAX)
+        body = _read(answer)
         if answer.status != 200:
             raise NoAnswer(_refusal(answer.status, body), final=answer.status < 500)
         try:
             return Look(msgspec.json.decode(body, type=ServerNow), time.monotonic())
         except msgspec.MsgspecError as error:
             raise NoAnswer(f"what answers there is no Sluice of this version: {error}", final=True) from None
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    """Its body. Raises TimeoutError for one that drips: each read would be in time, and the whole never."""
+    due, body = time.monotonic() + ANSWER_S, b""
+    while len(body) < ANSWER_BYTES_MAX and (piece := answer.read1(ANSWER_BYTES_MAX - len(body))):
+        body += piece
+        if time.monotonic() > due:
+            raise TimeoutError("its answer takes too long")
+    return body
 
 
 def _connection(url: str, ca: str | None) -> http.client.HTTPConnection:

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -303,6 +304,27 @@ def test_a_server_that_hangs_is_told_of() -> None:
         done = top("--url", f"http://127.0.0.1:{deaf.getsockname()[1]}")
     assert done.returncode == 1
     assert "timed out" in done.stderr
+
+
+def test_an_answer_that_drips_is_given_up() -> None:
+    """Each of its bytes comes in time, and the whole never."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                while not gone.wait(0.2):
+                    connection.sendall(b" ")
+
+        gone = threading.Event()
+        thread = threading.Thread(target=drip)
+        thread.start()
+        done = top("--once", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        gone.set()
+        thread.join(DEADLINE_S)
+    assert done.returncode == 1
+    assert "takes too long" in done.stderr
 
 
 def test_a_terminal_that_is_closed_ends_it(server: Server) -> None:

@@ -231,7 +231,7 @@ def serve_many(server: Server, count: int) -> None:
 def test_a_collector_that_is_gone_harms_nobody(unused_port: int) -> None:
     """Requests are answered, what waits is bounded, the log has one line and no traceback, and the server ends."""
     queue = {"OTEL_BSP_MAX_QUEUE_SIZE": "64", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "32"}
-    with traced(f"http://127.0.0.1:{unused_port}", **queue) as server:
+    with traced(f"http://127.0.0.1:{unused_port}/?token=hush", **queue) as server:
         serve_many(server, 50)
         files, before = server.open_files, server.resident_bytes
         serve_many(server, 300)
@@ -242,6 +242,7 @@ def test_a_collector_that_is_gone_harms_nobody(unused_port: int) -> None:
         server.terminate()
         assert server.wait() == 0
         assert len(lines(server, "traces")) == 1
+        assert "hush" not in server.log
 
 
 @pytest.mark.parametrize("status", [400, 503])

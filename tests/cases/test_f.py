@@ -93,9 +93,9 @@ class TestF01Preflights:
 class TestF02Probes:
     @pytest.mark.parametrize("method", ["GET", "HEAD"])
     def test_without_a_key(self, keyed: Server, method: str) -> None:
-        for path in ("/health", "/ready", "/metrics"):
+        for path in ("/health", "/ready", "/metrics", "/"):  # the page at / holds nothing, and asks with a key
             assert keyed.ask(method, path).status == 200
-        for path in ("/", "/nothing", "/v1/models", "/health/x", "//health"):
+        for path in ("/playground", "/playground/x", "/status/x", "/nothing", "/v1/models", "/health/x", "//health"):
             assert keyed.ask(method, path).status == 401
 
     def test_they_are_free_of_secrets(self, keyed: Server) -> None:
