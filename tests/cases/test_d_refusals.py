@@ -344,7 +344,7 @@ class TestD18Errors:
         assert server.ask("GET", "/v1/models/nope").error(404)["code"] == "model_not_found"
 
     @pytest.mark.parametrize(
-        "target", ["/", "/v1", "/v1/", "/v1/chat", "/v2/models", "/v1/chat/completions/", "/%2e%2e"]
+        "target", ["/playground", "/v1", "/v1/", "/v1/chat", "/v2/models", "/v1/chat/completions/", "/%2e%2e"]
     )
     def test_unknown_route(self, server: Server, target: str) -> None:
         assert server.ask("GET", target).error(404)["type"] == "not_found_error"
