@@ -10,7 +10,7 @@ import ipaddress
 import re
 import secrets
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -209,8 +209,15 @@ class App:
             Route("/metrics", {"GET": get_metrics}, open=True),
             Route("/status", {"GET": get_status}, open=True),
             Route("/openapi.json", {"GET": get_openapi}),
-            *map(file, playground.files(needs_key=gateway.keys.required, status_access=self._policy.metrics_access)),
+            *map(file, self._page()),
         ]
+
+    def _page(self) -> Iterator[playground.StaticFile]:
+        return playground.files(
+            needs_key=self._gateway.keys.required,
+            status_access=self._policy.metrics_access,
+            resume_ttl_s=self._generation.table.limits.resume_ttl_s,
+        )
 
     @property
     def routes(self) -> list[Route]:

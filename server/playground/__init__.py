@@ -58,15 +58,16 @@ class StaticFile:
         return Response(304 if known else 200, self.body, self.content_type, self.headers)
 
 
-def files(*, needs_key: bool, status_access: str) -> Iterator[StaticFile]:
+def files(*, needs_key: bool, status_access: str, resume_ttl_s: float) -> Iterator[StaticFile]:
     """The page and what it loads. The page is told what it would otherwise find out by being refused: whether the API
-    needs a key, and for whom `/status` is."""
+    needs a key, for whom `/status` is, and for how long in seconds a stream waits for the next poll."""
     digest, parts = _read()
     page = parts[_PAGE].decode()
     for name, value in (
         ("FILES", f"playground/{digest}"),
         ("KEY", "needed" if needs_key else "none"),
         ("STATUS", status_access),
+        ("LEASE", f"{resume_ttl_s:g}"),
     ):
         page = page.replace(f"%{name}%", value)
     yield _file("/", _PAGE, page.encode(), b"no-cache")

@@ -3,8 +3,15 @@
 
 let key = "";
 
-/** The key of every request from now on. It lives in this page's memory only: a reload forgets it. */
+// How long to wait before each further try, when the server doesn't answer; after the last it is given up.
+export const RETURN_MS = [1000, 1000, 2000, 3000, 5000, 5000, 5000];
+const BUSY = [429, 503];
+const LEFT_MS = 30_000; // how long a request that nobody waits for may still take to name its stream
+
+/** The key of every request from now on. It lives in this page's memory only: a reload forgets it. Throws TypeError for
+ *  one that no request can carry; then the one before stays. */
 export function setKey(value) {
+  new Headers({ Authorization: `Bearer ${value.trim()}` });
   key = value.trim();
 }
 
@@ -20,13 +27,59 @@ export class Refused extends Error {
   }
 }
 
-/** fetch with the key. Rejects with Refused for a status that is no success. */
+/** No answer, or one that broke off: what became of the request isn't known. */
+export class Unanswered extends Error {}
+
+/** fetch with the key. Rejects with Refused for a status that is no success, and with Unanswered. */
 export async function ask(path, options = {}) {
   const headers = new Headers(options.headers);
   if (key) headers.set("Authorization", `Bearer ${key}`);
-  const answer = await fetch(path, { cache: "no-store", ...options, headers });
+  const request = new Request(path, { cache: "no-store", ...options, headers });
+  const answer = await answered(fetch(request), options.signal, "The server doesn't answer.");
   if (!answer.ok) throw new Refused(answer.status, await sentenceOf(answer));
   return answer;
+}
+
+/** What `promise` gives; a failure that isn't the signal's is that of the connection. */
+export function answered(promise, signal, sentence = "The connection broke.") {
+  return promise.catch((error) => {
+    throw signal?.aborted ? error : new Unanswered(sentence);
+  });
+}
+
+/** Ask for what begins a stream. When `leaving` ends the wait before the stream has its name, the stream is cancelled as
+ *  soon as it has; later, `leaving` only breaks the answer off. `options.signal` breaks it off at any time. */
+export function begin(path, options, leaving) {
+  if (leaving.aborted) return Promise.reject(leaving.reason);
+  const own = new AbortController();
+  const signal = options.signal ? AbortSignal.any([options.signal, own.signal]) : own.signal;
+  const head = ask(path, { ...options, signal });
+  return new Promise((resolve, reject) => {
+    let named = false;
+    leaving.addEventListener("abort", () => {
+      if (named) return own.abort();
+      reject(leaving.reason);
+      setTimeout(() => own.abort(), LEFT_MS);
+      head.then((answer) => cancel(streamOf(answer)), () => {}).finally(() => own.abort());
+    }, { once: true });
+    head.then((answer) => { named = true; resolve(answer); }, reject);
+  });
+}
+
+/** The id of the stream that an answer begins or goes on with. */
+export function streamOf(answer) {
+  return answer.headers.get("X-Stream-Id");
+}
+
+/** Whether a request about a stream may do better after a while. */
+export function mayPass(error) {
+  return error instanceof Unanswered || (error instanceof Refused && BUSY.includes(error.status));
+}
+
+/** What to say of an `error` that ends the reading of a stream that was there. */
+export function lossOf(error) {
+  if (error.status !== 404) return error.message;
+  return "The server doesn't know this stream any more, as after a restart: the rest of the answer is lost.";
 }
 
 async function sentenceOf(answer) {
@@ -37,8 +90,9 @@ async function sentenceOf(answer) {
   }
 }
 
-export function askJson(path, options) {
-  return ask(path, options).then((answer) => answer.json());
+export async function askJson(path, options) {
+  const answer = await ask(path, options);
+  return answered(answer.json(), options?.signal);
 }
 
 /** `token=…&` for the address of an EventSource or a WebSocket; "" where no key is used. */
@@ -48,9 +102,13 @@ export async function tokenField() {
   return `token=${encodeURIComponent(token)}&`;
 }
 
-/** Ask the server to end a stream. Whether it still runs doesn't matter. */
-export function cancel(stream) {
-  return ask(`v1/streams/${stream}`, { method: "DELETE" }).catch(() => {});
+/** Ask the server to end a stream. Resolves to its outcome, which may be an earlier one; "" where that isn't known. */
+export async function cancel(stream) {
+  try {
+    return (await askJson(`v1/streams/${stream}`, { method: "DELETE" })).outcome;
+  } catch {
+    return "";
+  }
 }
 
 /** The address of a WebSocket on this server. */

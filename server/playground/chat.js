@@ -1,15 +1,16 @@
 // The conversation: what was said, the answer as it comes, the cut, and what came of it.
 
 import { announce, Speaker } from "./announce.js";
-import { ask, cancel } from "./api.js";
+import { ask, cancel, lossOf } from "./api.js";
+import { complain, onPress, setUsable } from "./controls.js";
 import { milliseconds, Pace, plural } from "./figures.js";
-import { Follower } from "./follow.js";
+import { Follower, SHOWN_CUT_MS } from "./follow.js";
 
 const NEAR_THE_END_PX = 40;
 
 const at = (id) => document.getElementById(id);
 const log = at("log"), message = at("message"), send = at("send"), stop = at("stop"), cut = at("cut");
-const welcome = at("welcome");
+const welcome = at("welcome"), temperature = at("temperature"), maxTokens = at("max-tokens");
 
 let turns = [];
 let following = true; // until somebody scrolls up to read
@@ -37,8 +38,9 @@ export function startChat() {
     if (log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_THE_END_PX) following = true;
     top = log.scrollTop;
   });
-  stop.addEventListener("click", () => current?.stop());
-  cut.addEventListener("click", () => current?.cut());
+  onPress(stop, () => current.stop());
+  onPress(cut, () => current.cut());
+  setBusy(false);
   at("new-chat").addEventListener("click", clear);
 }
 
@@ -52,7 +54,7 @@ function clear() {
 }
 
 async function say(text) {
-  if (current || !text.trim()) return;
+  if (current || !text.trim() || complain([temperature, maxTokens])) return;
   message.value = "";
   welcome.remove();
   turns.push({ role: "user", content: text });
@@ -64,13 +66,15 @@ async function say(text) {
   if (current !== answer) return; // a new chat was begun meanwhile
   if (content) turns.push({ role: "assistant", content });
   else turns.pop();
+  if (!content && answer.failed) message.value ||= text;
   current = null;
   setBusy(false);
 }
 
 function setBusy(busy) {
-  send.disabled = busy;
-  stop.disabled = cut.disabled = !busy;
+  setUsable(send, !busy);
+  setUsable(stop, busy);
+  setUsable(cut, false); // until there is something to cut
 }
 
 function addTurn(who, text = "") {
@@ -103,7 +107,10 @@ class Answer {
   #text = "";
   #unshown = "";
   #reason = "";
+  #usage = null;
   #error = "";
+  #seam = ""; // the last cut
+  #limit = maxTokens.valueAsNumber;
 
   constructor() {
     this.#meta.className = "meta";
@@ -113,7 +120,8 @@ class Answer {
     keepUp();
     const told = {
       event: (data) => this.#take(data),
-      cut: (position) => this.#showCut(position),
+      begun: () => setUsable(cut, true),
+      away: (why) => this.#showAway(why),
       resumed: (position) => this.#showReturn(position),
     };
     this.#follower = new Follower(told, this.#ending.signal);
@@ -124,8 +132,9 @@ class Answer {
     const body = {
       messages,
       stream: true,
-      temperature: numberIn("temperature"),
-      max_tokens: numberIn("max-tokens"),
+      stream_options: { include_usage: true },
+      temperature: temperature.valueAsNumber,
+      max_tokens: this.#limit,
     };
     const options = {
       method: "POST",
@@ -135,7 +144,7 @@ class Answer {
     try {
       await this.#follower.read("v1/chat/completions", options);
     } catch (error) {
-      if (!this.#ending.signal.aborted) this.#error = error.message;
+      if (!this.#ending.signal.aborted) this.#error = this.#follower.stream ? lossOf(error) : error.message;
     }
     this.#speaker.end();
     this.#show();
@@ -149,8 +158,12 @@ class Answer {
     if (this.#follower.stream) cancel(this.#follower.stream);
   }
 
+  get failed() {
+    return this.#error !== "";
+  }
+
   cut() {
-    cut.disabled = true;
+    setUsable(cut, false);
     this.#follower.cut();
   }
 
@@ -159,6 +172,7 @@ class Answer {
       this.#error = data.error.message;
       return;
     }
+    if (data.usage) this.#usage = data.usage;
     const choice = data.choices[0];
     if (choice?.finish_reason) this.#reason = choice.finish_reason;
     const text = choice?.delta.content;
@@ -182,30 +196,39 @@ class Answer {
   }
 
   #figures() {
-    const { tokens, ttft, itl } = this.#pace;
-    const parts = [plural(tokens, "token"), `first after ${milliseconds(ttft)}`];
+    const { ttft, itl } = this.#pace;
+    const parts = [this.#length(), `first after ${milliseconds(ttft)}`];
     if (itl) parts.push(`${(1000 / itl).toFixed(itl > 50 ? 1 : 0)} a second`);
     if (this.#follower.position >= 0) parts.push(`event ${this.#follower.position}`);
     return parts.join(" · ");
   }
 
-  #showCut(position) {
+  /** The tokens, once the server has told how many they are; until then the pieces of text that came. */
+  #length() {
+    return this.#usage ? plural(this.#usage.completion_tokens, "token") : plural(this.#pace.pieces, "piece");
+  }
+
+  /** Only what is known is said: that the server parks a stream that nobody reads is its own affair, and in its view. */
+  #showAway(why) {
     this.#show();
+    setUsable(cut, false);
+    if (why === "silent") return this.#note("No answer from the server; trying again.");
     this.#turn.dataset.state = "cut";
     const seam = document.createElement("span");
     seam.className = "seam";
-    seam.title = `cut behind event ${position}`;
+    this.#seam = seam.title = placeOf(this.#follower.position);
     this.#body.append(seam);
-    this.#note(`Cut behind event ${position}. Nobody reads now: the stream is parked, and waits.`);
+    const back = why === "purpose" ? `coming back in ${SHOWN_CUT_MS / 1000} s` : "trying again";
+    this.#note(`${this.#seam}. Nobody reads now; ${back}.`);
   }
 
   #showReturn(position) {
     this.#turn.dataset.state = "typing";
-    cut.disabled = false;
-    this.#note(`Cut behind event ${position - 1}, resumed with event ${position}.`);
+    this.#note(`${this.#seam || placeOf(position - 1)}, resumed with event ${position}.`);
   }
 
   #note(sentence) {
+    if (this.#ledger.textContent === sentence) return;
     this.#ledger.textContent = sentence;
     this.#show();
     announce(sentence);
@@ -213,13 +236,20 @@ class Answer {
 
   async #end() {
     const stopped = this.#ending.signal.aborted;
-    const length = plural(this.#pace.tokens, "token");
     this.#turn.dataset.state = this.#error ? "failed" : "done";
     if (this.#error) this.#note(this.#error);
     else if (stopped) this.#note("Stopped.");
-    else if (this.#follower.cuts) this.#note(await this.#account());
-    else if (this.#reason === "length") this.#note(`Cut here: ${length} are the most that Settings allow.`);
-    else announce(`The answer ends after ${length}.`);
+    else if (this.#follower.cuts || this.#reason === "length") this.#note(await this.#verdict());
+    else announce(`The answer ends after ${this.#length()}.`);
+  }
+
+  async #verdict() {
+    const sentences = this.#follower.cuts ? [await this.#account()] : [];
+    if (this.#reason === "length") {
+      const whose = this.#usage?.completion_tokens === this.#limit ? "the limit in Settings" : "a limit of the server";
+      sentences.push(`Ended at ${whose}: ${this.#length()}.`);
+    }
+    return sentences.join(" ");
   }
 
   /** Whether the text that came in pieces is the one that the server holds. */
@@ -236,7 +266,6 @@ class Answer {
   }
 }
 
-function numberIn(id) {
-  const field = at(id);
-  return field.value === "" || !field.checkValidity() ? Number(field.defaultValue) : field.valueAsNumber;
+function placeOf(position) {
+  return position < 0 ? "Cut before the first event" : `Cut behind event ${position}`;
 }

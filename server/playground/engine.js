@@ -17,7 +17,7 @@ let wake = new AbortController();
 let before = null; // {at, generated} of the look before
 let saidAt = -Infinity;
 
-/** Call `listener` with each status. Returns what ends that. */
+/** Call `listener` with each status, and with null whenever nothing is known. Returns what ends that. */
 export function onStatus(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -40,7 +40,7 @@ export async function startEngine() {
 
 function mayAsk() {
   const may = statusPolicy !== "key" || keyPolicy === "none" || hasKey();
-  if (!may) explain("The engine's view needs the key.");
+  if (!may) showNothing("unknown", "not shown", "The engine's view needs the key.");
   return may;
 }
 
@@ -53,13 +53,26 @@ async function look() {
     return listeners.size ? WATCHED_MS : EVERY_MS;
   } catch (error) {
     if (!(error instanceof Refused)) {
-      health("down", "no connection");
+      showNothing("down", "no connection", "No answer from the server: nothing is known of its engine.");
       return AWAY_MS;
     }
-    explain(`${error.message}.`);
-    health("unknown", "not shown");
+    showNothing("unknown", "not shown", `${error.message}.`);
     return Infinity;
   }
+}
+
+/** Figures of an earlier moment would be taken for those of now. */
+function showNothing(state, words, why) {
+  health(state, words);
+  explain(why);
+  before = null;
+  saidAt = -Infinity;
+  for (const place of document.querySelectorAll(".engine dd, .legend span, #rate")) place.textContent = "–";
+  for (const pair of document.querySelectorAll(".counts .some")) pair.classList.remove("some");
+  paintBlocks(at("blocks"), { used: 0, cached: 0, free: 0 });
+  at("blocks").setAttribute("aria-label", "KV blocks: nothing is known now");
+  at("streams").replaceChildren(lone("not known"));
+  for (const listener of listeners) listener(null);
 }
 
 function explain(sentence) {
@@ -91,7 +104,7 @@ function show(status) {
   }
   showRate(status.tokens.generated);
   const rows = status.shown.slice(-STREAMS_SHOWN).map(rowOf);
-  at("streams").replaceChildren(...(rows.length ? rows : [emptyRow()]));
+  at("streams").replaceChildren(...(rows.length ? rows : [lone("none now")]));
 }
 
 function showRate(generated) {
@@ -100,11 +113,12 @@ function showRate(generated) {
   before = { at: now, generated };
 }
 
-function emptyRow() {
+/** A row of words, where there is none of a stream. */
+function lone(words) {
   const row = document.createElement("tr");
   const cell = row.insertCell();
   cell.colSpan = 4;
-  cell.textContent = "none now";
+  cell.textContent = words;
   return row;
 }
 

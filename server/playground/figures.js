@@ -17,32 +17,32 @@ export function plural(count, word) {
   return `${count} ${word}${count === 1 ? "" : "s"}`;
 }
 
-/** When the tokens of one answer came. */
+/** When the pieces of one answer's text came. A piece is what one token adds to the text; some add none of their own. */
 export class Pace {
   #began = performance.now();
   #first = null;
   #last = null;
-  tokens = 0;
+  pieces = 0;
   longestGap = null; // ms
-  arrivals = []; // ms since the begin, one for each token
+  arrivals = []; // ms since the begin, one for each piece
 
-  /** So many tokens are here. */
+  /** So many pieces are here. */
   arrive(count = 1) {
     const now = performance.now();
     if (this.#first === null) this.#first = now;
     else this.longestGap = Math.max(this.longestGap ?? 0, now - this.#last);
     this.#last = now;
-    this.tokens += count;
+    this.pieces += count;
     for (let n = 0; n < count; n++) this.arrivals.push(now - this.#began);
   }
 
-  /** ms, or null before the first token. */
+  /** ms, or null before the first piece. */
   get ttft() {
     return this.#first === null ? null : this.#first - this.#began;
   }
 
-  /** The mean time between two tokens in ms, or null. */
+  /** The mean time between two pieces in ms, or null. */
   get itl() {
-    return this.tokens > 1 ? (this.#last - this.#first) / (this.tokens - 1) : null;
+    return this.pieces > 1 ? (this.#last - this.#first) / (this.pieces - 1) : null;
   }
 }

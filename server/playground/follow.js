@@ -1,29 +1,29 @@
 // One streamed answer, read to its end whatever happens to the connection: after a cut it goes on behind the last
 // position that came, by Last-Event-ID, as the browser's own EventSource does. (EventSource itself can't POST.)
 
-import { ask, pause, Refused } from "./api.js";
+import { answered, ask, begin, mayPass, pause, RETURN_MS, streamOf, Unanswered } from "./api.js";
 import { EventParser, positionOf } from "./sse.js";
 
-const RETURN_MS = [1000, 1000, 2000, 3000, 5000, 5000, 5000];
-const SHOWN_CUT_MS = 2000; // a cut that somebody asked for stays so long, to be seen
-const WORTH_ANOTHER_TRY = [429, 503];
+export const SHOWN_CUT_MS = 2000; // a cut that somebody asked for stays so long, to be seen
 
 export class Follower {
   #told;
   #signal;
   #connection = null;
   #cutOnPurpose = false;
+  #reading = false; // an answer has begun on this connection
   stream = "";
   position = -1; // of the last event that came
   lost = 0; // positions that never came
   doubled = 0; // positions that came twice
-  cuts = 0;
+  cuts = 0; // of answers that had begun
 
-  /** `told` has the functions event(data), cut(position) and resumed(position); `signal` ends the reading. */
+  /** `told` has the functions event(data), begun(), resumed(position) and away(why), which says that nobody reads for a
+   *  while: "purpose" for a cut by this page, "broken" for another one, "silent" where no answer began; begun() follows when
+   *  somebody reads. `signal` ends it. */
   constructor(told, signal) {
     this.#told = told;
     this.#signal = signal;
-    signal.addEventListener("abort", () => this.#connection?.abort(), { once: true });
   }
 
   /** Break the connection off, as a tunnel or a sleeping laptop does. */
@@ -32,23 +32,27 @@ export class Follower {
     this.#connection?.abort();
   }
 
-  /** Begin by `path` and `options`, and read to the end. Rejects with Refused, or when the server stays away. */
+  /** Begin by `path` and `options`, and read to the end. Rejects with Refused, with Unanswered when the server stays
+   *  away, and when the signal ends it. */
   async read(path, options) {
     // The same request, sent again before its answer named the stream, finds the generation that it began.
     const headers = { ...options.headers, "Idempotency-Key": newName() };
     let failures = 0;
     for (;;) {
       const before = this.position;
+      let why = "broken";
+      this.#reading = false;
       try {
         if (await this.#readOnce(path, { ...options, headers })) return;
       } catch (error) {
-        const mayHelp = !(error instanceof Refused) || (this.stream && WORTH_ANOTHER_TRY.includes(error.status));
-        if (!mayHelp) throw error;
+        if (this.#signal.aborted) throw this.#signal.reason;
+        if (!this.#cutOnPurpose && !(mayPass(error) && (this.stream || error instanceof Unanswered))) throw error;
+        if (!this.#reading) why = "silent";
       }
-      if (this.#signal.aborted) throw this.#signal.reason;
       if (this.position > before) failures = 0;
-      if (failures === RETURN_MS.length) throw new Error("The server can't be reached.");
-      if (failures === 0) this.#told.cut(this.position, ++this.cuts);
+      if (failures === RETURN_MS.length) throw new Unanswered("The server can't be reached.");
+      if (this.#reading) this.cuts++;
+      this.#told.away(this.#cutOnPurpose ? "purpose" : why);
       await pause(this.#cutOnPurpose ? SHOWN_CUT_MS : RETURN_MS[failures++], this.#signal);
       this.#cutOnPurpose = false;
     }
@@ -58,16 +62,19 @@ export class Follower {
   async #readOnce(path, options) {
     this.#connection = new AbortController();
     const { signal } = this.#connection;
+    const either = AbortSignal.any([signal, this.#signal]);
     let comesBack = this.stream !== "";
     const answer = comesBack
-      ? await ask(`v1/streams/${this.stream}`, { headers: this.#place(), signal })
-      : await ask(path, { ...options, signal });
+      ? await ask(`v1/streams/${this.stream}`, { headers: this.#place(), signal: either })
+      : await begin(path, { ...options, signal }, this.#signal);
     if (answer.status === 204) return true;
-    this.stream = answer.headers.get("X-Stream-Id");
+    this.stream = streamOf(answer);
+    this.#reading = true;
+    this.#told.begun();
     const parser = new EventParser();
     const reader = answer.body.getReader();
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await answered(reader.read(), either);
       if (done) return false;
       for (const { data, id } of parser.feed(value)) {
         if (!this.#isNew(positionOf(id))) continue;

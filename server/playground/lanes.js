@@ -1,9 +1,10 @@
 // Four ways to read the same answer. Each is a function (query, told, signal): it begins a stream by GET /v1/generate,
 // or the same on a WebSocket, tells of what comes by told.requests(), told.bytes(n) and told.tokens(texts), and
-// resolves at the end. It sets `told.stream` once it knows the id, so that the stream can be cancelled. `told.token` is
-// the field for addresses, where a key is used.
+// resolves at the end. It sets `told.stream` once it knows the id, so that the stream can be cancelled; one whose id
+// isn't known yet when `signal` ends it is cancelled by the lane itself. `told.token` is the field for addresses, where
+// a key is used.
 
-import { ask, askJson, pause, socketAddress } from "./api.js";
+import { answered, ask, begin, cancel, pause, socketAddress, streamOf } from "./api.js";
 import { positionOf } from "./sse.js";
 
 const POLL_EVERY_MS = 250;
@@ -23,11 +24,12 @@ function textsOf(chunks) {
 async function polling(query, told, signal) {
   told.requests();
   const json = { headers: { Accept: "application/json" }, signal };
-  const { stream } = await askJson(`v1/generate?${query}`, json);
+  const stream = streamOf(await begin(`v1/generate?${query}`, { headers: json.headers }, signal));
   told.stream = stream;
   for (let after = -1; ; ) {
     told.requests();
-    const body = await ask(`v1/streams/${stream}?after=${after}`, json).then((answer) => answer.text());
+    const answer = await ask(`v1/streams/${stream}?after=${after}`, json);
+    const body = await answered(answer.text(), signal);
     told.bytes(sizeOf(body));
     const { events, next, outcome } = JSON.parse(body);
     told.tokens(textsOf(events.map(({ data }) => data)));
@@ -39,12 +41,12 @@ async function polling(query, told, signal) {
 
 async function chunked(query, told, signal) {
   told.requests();
-  const answer = await ask(`v1/generate?${query}`, { headers: { Accept: "application/x-ndjson" }, signal });
-  told.stream = answer.headers.get("X-Stream-Id");
+  const answer = await begin(`v1/generate?${query}`, { headers: { Accept: "application/x-ndjson" } }, signal);
+  told.stream = streamOf(answer);
   const decoder = new TextDecoder();
   const reader = answer.body.getReader();
   for (let rest = ""; ; ) {
-    const { done, value } = await reader.read();
+    const { done, value } = await answered(reader.read(), signal);
     if (done) throw new Error("The answer was cut.");
     told.bytes(value.length);
     const lines = (rest + decoder.decode(value, { stream: true })).split("\n");
@@ -63,9 +65,13 @@ function sse(query, told, signal) {
       source.close();
       settle(value);
     };
-    signal.addEventListener("abort", () => end(reject, signal.reason), { once: true });
+    signal.addEventListener("abort", () => {
+      reject(signal.reason);
+      if (told.stream) source.close(); // else the first event names what is to be cancelled
+    }, { once: true });
     source.onmessage = ({ data, lastEventId }) => {
       told.stream ??= lastEventId.slice(0, lastEventId.lastIndexOf(":"));
+      if (signal.aborted) return end(cancel, told.stream);
       const first = positionOf(lastEventId) === 0;
       told.bytes(sizeOf(`data: ${data}\nid: ${lastEventId}\n\n`) + (first ? RETRY_BYTES : 0));
       if (data === "[DONE]") return end(resolve);
@@ -77,7 +83,8 @@ function sse(query, told, signal) {
     };
     source.onerror = () => {
       // By itself it comes back to where it was; closed is what the server refused.
-      if (source.readyState === EventSource.CLOSED) reject(new Error("The server refused the stream."));
+      if (signal.aborted) source.close();
+      else if (source.readyState === EventSource.CLOSED) whyRefused(query, signal).then(reject);
       else told.requests();
     };
   });
@@ -95,12 +102,19 @@ function webSocket(query, told, signal) {
   };
   return new Promise((resolve, reject) => {
     const socket = new WebSocket(socketAddress(`v1/ws?${told.token}`));
+    let opened = false;
     const end = (settle, value) => {
       settle(value);
       socket.close();
     };
-    signal.addEventListener("abort", () => end(reject, signal.reason), { once: true });
-    socket.onopen = () => socket.send(JSON.stringify(message));
+    signal.addEventListener("abort", () => {
+      if (opened) socket.send(JSON.stringify({ type: "cancel", id: message.id }));
+      end(reject, signal.reason);
+    }, { once: true });
+    socket.onopen = () => {
+      opened = true;
+      socket.send(JSON.stringify(message));
+    };
     socket.onmessage = ({ data }) => {
       told.bytes(sizeOf(data));
       const { type, text, stream, error } = JSON.parse(data);
@@ -109,8 +123,23 @@ function webSocket(query, told, signal) {
       else if (type === "done") end(resolve);
       else end(reject, new Error(error.message));
     };
-    socket.onclose = () => reject(new Error("The socket was closed."));
+    socket.onclose = () => {
+      if (opened) reject(new Error("The socket was closed."));
+      else if (!signal.aborted) whyRefused(query, signal).then(reject);
+    };
   });
+}
+
+/** A browser doesn't tell a page why it got no EventSource or WebSocket: the same asked by fetch is told. */
+async function whyRefused(query, signal) {
+  try {
+    const answer = await begin(`v1/generate?${query}`, { headers: { Accept: "text/event-stream" } }, signal);
+    await cancel(streamOf(answer));
+    await answer.body.cancel();
+    return new Error("The browser got no stream, and isn't told why.");
+  } catch (error) {
+    return error;
+  }
 }
 
 export const LANES = [

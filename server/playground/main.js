@@ -1,6 +1,6 @@
 // The page's parts, put together.
 
-import { setKey } from "./api.js";
+import { askJson, Refused, setKey } from "./api.js";
 import { startChat } from "./chat.js";
 import { lookAgain, startEngine } from "./engine.js";
 import { startRace } from "./race.js";
@@ -17,12 +17,30 @@ if (document.documentElement.dataset.key === "needed") {
   form.hidden = true;
 }
 
-form.addEventListener("submit", (event) => {
+form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  setKey(field.value);
-  note.textContent = field.value ? "The key is used. A reload forgets it." : "No key is used.";
+  const given = field.value;
+  try {
+    setKey(given);
+  } catch {
+    note.textContent = "This can't be a key: it holds a character that no request can carry.";
+    return;
+  }
+  note.textContent = given.trim() ? "Trying the key." : "No key is used.";
   lookAgain();
+  if (!given.trim()) return;
+  const verdict = await triedKey();
+  if (field.value === given) note.textContent = verdict;
 });
+
+async function triedKey() {
+  try {
+    await askJson("v1/models");
+    return "The key is good. A reload forgets it.";
+  } catch (error) {
+    return error instanceof Refused ? `${error.message}.` : `${error.message} The key is not tried yet.`;
+  }
+}
 
 startChat();
 startRace();

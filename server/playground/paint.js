@@ -43,7 +43,7 @@ export function paintBlocks(canvas, { used, cached, free }) {
   const columns = Math.max(1, Math.floor(width / CELL_PX)), rows = Math.max(1, Math.floor(height / CELL_PX));
   const all = used + cached + free;
   const cells = Math.min(all, columns * rows);
-  const share = all / Math.max(1, cells);
+  const share = Math.max(1, all) / Math.max(1, cells);
   // What is there at all is seen: a single used block among thousands has a cell of its own.
   const usedCells = Math.ceil(used / share);
   const heldCells = Math.min(cells, usedCells + Math.ceil(cached / share));

@@ -1,12 +1,13 @@
 // The race: the same prompt at temperature 0, so that all four say the same, and what each of them costs.
 
 import { announce } from "./announce.js";
-import { ask, cancel, tokenField } from "./api.js";
+import { answered, begin, cancel, lossOf, tokenField } from "./api.js";
+import { onPress, setUsable } from "./controls.js";
 import { bytes, milliseconds, Pace } from "./figures.js";
 import { LANES } from "./lanes.js";
 import { paintTicks } from "./paint.js";
 
-const FIGURES = ["TTFT", "ITL, mean", "longest gap", "tokens", "bytes", "requests"];
+const FIGURES = ["TTFT", "ITL, mean", "longest gap", "pieces", "bytes", "requests"];
 const SPAN_STEP_MS = 2000;
 
 const at = (id) => document.getElementById(id);
@@ -20,16 +21,23 @@ export function startRace() {
     event.preventDefault();
     if (!ending) race();
   });
-  stop.addEventListener("click", () => ending?.abort(new Error("stopped")));
+  onPress(stop, () => ending.abort(new Error("stopped")));
+  setRacing(false);
+}
+
+function setRacing(racing) {
+  setUsable(start, !racing);
+  setUsable(stop, racing);
 }
 
 async function race() {
   ending = new AbortController();
-  start.disabled = true;
-  stop.disabled = false;
-  const token = await prepare(ending.signal).catch(() => ""); // what is wrong each lane will say
+  const { signal } = ending;
+  setRacing(true);
   const lanes = LANES.map((lane, n) => new Lane(lane, views[n]));
-  const query = queryOf(at("race-tokens").checkValidity() ? at("race-tokens").value : at("race-tokens").defaultValue);
+  const query = queryOf(at("race-tokens").value);
+  // What is refused now each lane would be refused, and not all of them would hear why.
+  const token = prepare(signal);
   let racing = true;
   const paint = () => {
     const latest = Math.max(...lanes.map((lane) => lane.pace.arrivals.at(-1) ?? 0));
@@ -38,26 +46,27 @@ async function race() {
     if (racing) requestAnimationFrame(paint);
   };
   paint();
-  await Promise.all(lanes.map((lane) => lane.run(query, token, ending.signal)));
+  await Promise.all(lanes.map((lane) => lane.run(query, token, signal)));
   racing = false;
   paint();
-  announce(`The race is over. ${lanes.map((lane) => lane.summary).join(" ")}`);
+  const end = signal.aborted ? "The race was stopped." : "The race is over.";
+  announce(`${end} ${lanes.map((lane) => lane.summary).join(" ")}`);
   ending = null;
-  start.disabled = false;
-  stop.disabled = true;
+  setRacing(false);
 }
 
 function queryOf(maxTokens) {
-  const prompt = at("race-prompt").value || at("race-prompt").defaultValue;
-  return new URLSearchParams({ prompt, max_tokens: maxTokens, temperature: "0" }).toString();
+  return new URLSearchParams({ prompt: at("race-prompt").value, max_tokens: maxTokens, temperature: "0" }).toString();
 }
 
 /** Of four equal prompts the first is computed for all, and would win: so that is done before. And the token is here
  *  before anyone needs it. */
 async function prepare(signal) {
-  const answer = await ask(`v1/generate?${queryOf(1)}`, { headers: { Accept: "text/plain" }, signal });
-  await answer.text();
-  return tokenField();
+  const answer = await begin(`v1/generate?${queryOf(1)}`, { headers: { Accept: "text/plain" } }, signal);
+  await answered(answer.text(), signal);
+  const token = await tokenField();
+  signal.throwIfAborted();
+  return token;
 }
 
 function makeView({ name, note }) {
@@ -70,7 +79,7 @@ function makeView({ name, note }) {
   const strip = document.createElement("canvas");
   strip.className = "strip";
   strip.setAttribute("role", "img");
-  strip.setAttribute("aria-label", `${name}: when tokens came`);
+  strip.setAttribute("aria-label", `${name}: when its text came`);
   const list = document.createElement("dl");
   list.className = "figures";
   const values = FIGURES.map((figure) => {
@@ -86,9 +95,11 @@ function makeView({ name, note }) {
   text.tabIndex = 0;
   text.setAttribute("role", "region");
   text.setAttribute("aria-label", `${name}: the answer`);
-  card.append(title, strip, list, text);
+  const error = document.createElement("p");
+  error.className = "ledger";
+  card.append(title, strip, list, text, error);
   at("lanes").append(card);
-  return { card, strip, values, text };
+  return { card, strip, values, text, note: error };
 }
 
 class Lane {
@@ -109,7 +120,7 @@ class Lane {
 
   async run(query, token, signal) {
     const told = {
-      token,
+      token: "",
       stream: undefined,
       requests: () => this.#requests++,
       bytes: (count) => (this.#bytes += count),
@@ -119,19 +130,21 @@ class Lane {
       },
     };
     try {
+      told.token = await token;
+      this.pace = new Pace(); // what was prepared is no part of the race
       await this.#lane.run(query, told, signal);
       this.#view.card.dataset.state = "done";
     } catch (error) {
       this.#view.card.dataset.state = signal.aborted ? "done" : "failed";
-      if (!signal.aborted) this.#error = error.message;
+      if (!signal.aborted) this.#error = told.stream ? lossOf(error) : error.message;
       if (told.stream) await cancel(told.stream);
     }
   }
 
   show(span) {
     const { pace } = this;
-    const { strip, values, text } = this.#view;
-    const shown = [milliseconds(pace.ttft), milliseconds(pace.itl), milliseconds(pace.longestGap), pace.tokens];
+    const { strip, values, text, note } = this.#view;
+    const shown = [milliseconds(pace.ttft), milliseconds(pace.itl), milliseconds(pace.longestGap), pace.pieces];
     shown.push(bytes(this.#bytes), this.#requests);
     shown.forEach((value, n) => (values[n].textContent = value));
     paintTicks(strip, pace.arrivals, span);
@@ -141,12 +154,12 @@ class Lane {
       text.scrollTop = text.scrollHeight;
       this.#unshown = "";
     }
-    if (this.#error) text.textContent = this.#error;
+    note.textContent = this.#error;
   }
 
   get summary() {
     const { ttft, longestGap } = this.pace;
-    const came = `first token after ${milliseconds(ttft)}, longest gap ${milliseconds(longestGap)}.`;
+    const came = ttft === null ? "nothing came." : `first text after ${milliseconds(ttft)}, longest gap ${milliseconds(longestGap)}.`;
     return `${this.#lane.name}: ${this.#error || came}`;
   }
 }

@@ -1,8 +1,9 @@
-// A reader as slow as the slider says. It asks for more only when it has read what it has: between two polls the engine
-// may run one credit window ahead, and then parks the stream.
+// A reader as slow as the slider says. It asks for more only when it has read what it has, or else the server would take
+// it for gone: between two polls the engine may run one credit window ahead, and then parks the stream.
 
 import { announce } from "./announce.js";
-import { askJson, cancel, pause } from "./api.js";
+import { askJson, begin, cancel, lossOf, mayPass, pause, Refused, RETURN_MS, streamOf } from "./api.js";
+import { onPress, setUsable } from "./controls.js";
 import { lookAgain, onStatus } from "./engine.js";
 import { plural } from "./figures.js";
 import { paintStates } from "./paint.js";
@@ -10,8 +11,15 @@ import { paintStates } from "./paint.js";
 const PROMPT = "Count from one upwards, in words, and do not stop.";
 const MAX_TOKENS = 1500;
 const LOOK_MS = 250; // how soon a moved slider is felt
+const WAIT_S = 10; // of a poll, when all is read
 const STRIP_MS = 30_000;
 const ID_CHARS = 8; // of a stream's id in /status
+const ENDED_WELL = ["stop", "length", "tool_calls"];
+// The server takes a reader that asks for nothing for so long (--resume-ttl) for gone: half of that is soon enough.
+const POLL_MS = Number(document.documentElement.dataset.lease) * 500;
+
+// What the page itself knows of a stream, beside the states and outcomes that the server tells.
+const WORDS = { unknown: "not known", none: "not begun" };
 
 const at = (id) => document.getElementById(id);
 const rate = at("slow-rate"), start = at("slow-start"), stop = at("slow-stop");
@@ -21,51 +29,54 @@ let reading = null;
 export function startSlowReader() {
   rate.addEventListener("input", showRate);
   showRate();
-  start.addEventListener("click", () => {
+  setReading(false);
+  onPress(start, () => {
     reading = new SlowReader();
     reading.run();
   });
-  stop.addEventListener("click", () => reading?.stop());
+  onPress(stop, () => reading.stop());
 }
 
 const perSecond = () => (rate.value === rate.max ? Infinity : rate.valueAsNumber);
 
 function showRate() {
-  const few = perSecond() ? `${plural(perSecond(), "token")} a second` : "nothing";
+  const few = perSecond() ? `${plural(perSecond(), "piece")} a second` : "nothing";
   const words = perSecond() === Infinity ? "all there is" : few;
   at("slow-value").textContent = words;
   rate.setAttribute("aria-valuetext", words);
+}
+
+function setReading(goesOn) {
+  setUsable(start, !goesOn);
+  setUsable(stop, goesOn);
 }
 
 class SlowReader {
   #ending = new AbortController();
   #began = performance.now();
   #stream = "";
-  #state = "queued";
-  #changes = [[0, "queued"]]; // [ms, state]
-  #made = 0;
-  #sent = 0;
+  #outcome = ""; // once it is known
+  #state = "";
+  #changes = []; // [ms, state]
+  #made = null; // tokens, by the last look; null: not known
+  #sent = 0; // pieces of text, as what follows
   #read = 0;
-  #taken = []; // texts that the last poll brought and that are not read yet
-  #error = "";
+  #taken = []; // what polls brought and is not read yet
+  #owed = 0; // pieces that the time gone by allows
 
   async run() {
-    start.disabled = true;
-    stop.disabled = false;
+    setReading(true);
     at("slow-text").replaceChildren();
+    this.#become("unknown");
+    this.#note("");
     const unsubscribe = onStatus((status) => this.#look(status));
     try {
       await this.#readAll(this.#ending.signal);
-      this.#become("finished");
     } catch (error) {
-      this.#error = this.#ending.signal.aborted ? "" : error.message;
-      this.#become("finished");
-      if (this.#stream) await cancel(this.#stream);
+      await this.#breakOff(error);
     }
     unsubscribe();
-    if (this.#error) at("slow-text").textContent = this.#error;
-    start.disabled = false;
-    stop.disabled = true;
+    setReading(false);
   }
 
   stop() {
@@ -73,35 +84,54 @@ class SlowReader {
   }
 
   async #readAll(signal) {
-    const json = { headers: { Accept: "application/json" }, signal };
     const query = new URLSearchParams({ prompt: PROMPT, max_tokens: MAX_TOKENS, ignore_eos: "true" });
-    this.#stream = (await askJson(`v1/generate?${query}`, json)).stream;
+    query.set("stream_options", JSON.stringify({ include_usage: true }));
+    const answer = await begin(`v1/generate?${query}`, { headers: { Accept: "application/json" } }, signal);
+    this.#stream = streamOf(answer);
     lookAgain();
-    for (let after = -1; ; ) {
-      const { events, next, outcome } = await askJson(`v1/streams/${this.#stream}?after=${after}&wait=10`, json);
+    for (let after = -1; !this.#outcome; ) {
+      const { events, next, outcome } = await this.#poll(after, signal);
       after = next - 1;
-      this.#taken = events.flatMap(({ data }) => data.choices?.[0]?.delta.content || []);
-      this.#sent += this.#taken.length;
-      const failed = events.find(({ data }) => data.error);
-      if (failed) throw new Error(failed.data.error.message);
+      const pieces = events.flatMap(({ data }) => data.choices?.[0]?.delta.content || []);
+      this.#taken.push(...pieces);
+      this.#sent += pieces.length;
+      this.#made = events.find(({ data }) => data.usage)?.data.usage.completion_tokens ?? this.#made;
+      if (outcome) this.#end(outcome, events.find(({ data }) => data.error)?.data.error.message);
       await this.#readTaken(signal);
-      if (outcome) return;
     }
   }
 
-  /** At the slider's pace, as it is from moment to moment. */
+  /** The next events. A server that doesn't answer is asked again for a while. */
+  async #poll(after, signal) {
+    const json = { headers: { Accept: "application/json" }, signal };
+    const address = `v1/streams/${this.#stream}?after=${after}&wait=${this.#taken.length ? 0 : WAIT_S}`;
+    for (let failures = 0; ; failures++) {
+      try {
+        const answer = await askJson(address, json);
+        if (failures) this.#note("");
+        return answer;
+      } catch (error) {
+        if (signal.aborted || !mayPass(error) || failures === RETURN_MS.length) throw error;
+        this.#become("unknown");
+        this.#note(`${error.message} Trying again.`);
+      }
+      await pause(RETURN_MS[failures], signal);
+    }
+  }
+
+  /** At the slider's pace, as it is from moment to moment, until it is time to ask again. */
   async #readTaken(signal) {
-    let owed = 0; // tokens that the time gone by allows
-    while (this.#taken.length) {
+    const polled = performance.now();
+    while (this.#taken.length && (this.#outcome || performance.now() - polled < POLL_MS)) {
       if (perSecond() === Infinity) {
         this.#take(this.#taken.length);
         return;
       }
       const looked = performance.now();
-      await pause(perSecond() ? Math.min(LOOK_MS, 1000 / perSecond()) : LOOK_MS, signal);
-      owed += (perSecond() === Infinity ? 0 : perSecond()) * ((performance.now() - looked) / 1000);
-      this.#take(Math.floor(owed));
-      owed -= Math.floor(owed);
+      await pause(perSecond() ? Math.min(LOOK_MS, 1000 / perSecond(), POLL_MS) : Math.min(LOOK_MS, POLL_MS), signal);
+      this.#owed += (perSecond() === Infinity ? 0 : perSecond()) * ((performance.now() - looked) / 1000);
+      this.#take(Math.floor(this.#owed));
+      this.#owed -= Math.floor(this.#owed);
     }
   }
 
@@ -116,17 +146,39 @@ class SlowReader {
     this.#show();
   }
 
-  #look({ shown }) {
-    const mine = shown.find(({ stream }) => stream === this.#stream.slice(0, ID_CHARS));
-    if (!mine) return;
-    this.#made = mine.completion_tokens;
-    this.#become(mine.state);
+  #look(status) {
+    if (this.#outcome || this.#ending.signal.aborted) return;
+    const mine = status?.shown.find(({ stream }) => this.#stream && stream === this.#stream.slice(0, ID_CHARS));
+    this.#made = mine ? mine.completion_tokens : null;
+    this.#become(mine ? mine.state : "unknown");
+  }
+
+  /** The stream has its outcome; what came before it may still be read. */
+  #end(outcome, why) {
+    this.#outcome = outcome;
+    this.#become(ENDED_WELL.includes(outcome) ? "finished" : outcome === "cancelled" ? "cancelled" : "failed");
+    if (why) this.#note(why);
+  }
+
+  /** Nothing more is asked for: the user stopped it, or something went wrong. What was read stays. */
+  async #breakOff(error) {
+    const stopped = this.#ending.signal.aborted;
+    this.#note(stopped ? "Stopped." : this.#stream ? lossOf(error) : error.message);
+    if (this.#outcome) return;
+    const outcome = this.#stream ? await cancel(this.#stream) : "";
+    if (outcome) this.#end(outcome);
+    else this.#become(!this.#stream && error instanceof Refused ? "none" : "unknown");
+  }
+
+  #note(sentence) {
+    at("slow-note").textContent = sentence;
+    if (sentence) announce(`The slow reader: ${sentence}`);
   }
 
   #become(state) {
     if (state !== this.#state) {
       this.#changes.push([performance.now() - this.#began, state]);
-      announce(`The slow reader's stream is ${state}.`);
+      if (this.#state) announce(`The slow reader's stream: ${WORDS[state] ?? state}.`);
     }
     this.#state = state;
     this.#show();
@@ -134,12 +186,13 @@ class SlowReader {
 
   #show() {
     const place = at("slow-state");
-    place.textContent = this.#state;
+    const words = WORDS[this.#state] ?? this.#state;
+    place.textContent = words;
     place.dataset.state = this.#state;
-    const made = Math.max(this.#made, this.#sent); // the look may be older than the poll
-    const counts = { made, sent: this.#sent, read: this.#read, ahead: made - this.#sent };
-    for (const [name, count] of Object.entries(counts)) at(`slow-${name}`).textContent = plural(count, "token");
+    const pieces = { sent: this.#sent, read: this.#read, waits: this.#sent - this.#read };
+    at("slow-made").textContent = this.#made === null ? "–" : plural(this.#made, "token");
+    for (const [name, count] of Object.entries(pieces)) at(`slow-${name}`).textContent = plural(count, "piece");
     paintStates(at("slow-strip"), this.#changes, performance.now() - this.#began, STRIP_MS);
-    at("slow-strip").setAttribute("aria-label", `The stream's state over time; now it is ${this.#state}`);
+    at("slow-strip").setAttribute("aria-label", `The stream's state over time; now it is ${words}`);
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -21,6 +22,7 @@ from server.gateway.key_file import read_keys
 from server.gateway.keys import Keys
 from server.http import Call, Response
 from server.metrics import Metrics
+from server.table import Limits
 
 KEY = "s3cret"
 KEYS_FILE = """
@@ -29,7 +31,7 @@ sha256 = "1ec1c26b50d5d3c58d9583181af8076655fe00756bf7285940ba3670f99fcba0"
 """
 
 # What answers without a key. A route that comes to this list was opened on purpose.
-PAGE = tuple(file.path for file in playground.files(needs_key=True, status_access="loopback"))
+PAGE = tuple(file.path for file in playground.files(needs_key=True, status_access="loopback", resume_ttl_s=30))
 OPEN = ("/health", "/ready", "/metrics", "/status", *PAGE)
 
 
@@ -38,6 +40,7 @@ class Unused:
 
     model = None
     elsewhere = Alone()
+    table = SimpleNamespace(limits=Limits())
 
 
 def call(line: str, *fields: str, client: str = "127.0.0.1") -> Call:

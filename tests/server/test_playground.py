@@ -21,7 +21,9 @@ SOURCES = sorted(path for path in FOLDER.iterdir() if path.is_file() and path.su
 
 
 def made(*, needs_key: bool = False, status_access: str = "loopback") -> dict[str, StaticFile]:
-    return {file.path: file for file in playground.files(needs_key=needs_key, status_access=status_access)}
+    return {
+        file.path: file for file in playground.files(needs_key=needs_key, status_access=status_access, resume_ttl_s=2.5)
+    }
 
 
 def asked(file: StaticFile, tag: bytes | None) -> int:
@@ -41,7 +43,7 @@ def test_every_file_of_the_folder_is_served_and_installed() -> None:
 
 def test_the_page_knows_what_it_may_ask_for() -> None:
     page = made(needs_key=True, status_access="key")["/"].body.decode()
-    assert '<html lang="en" data-key="needed" data-status="key">' in page
+    assert '<html lang="en" data-key="needed" data-status="key" data-lease="2.5">' in page
     assert "%" not in re.sub(r"\d+%", "", page)
 
 
