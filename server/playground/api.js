@@ -76,6 +76,11 @@ export function mayPass(error) {
   return error instanceof Unanswered || (error instanceof Refused && BUSY.includes(error.status));
 }
 
+/** What to say while a failure that may pass is waited out. */
+export function tryingAgain(sentence) {
+  return `${sentence.replace(/\.$/, "")}; trying again.`;
+}
+
 /** What to say of an `error` that ends the reading of a stream that was there. */
 export function lossOf(error) {
   if (error.status !== 404) return error.message;

@@ -1,7 +1,7 @@
 // The conversation: what was said, the answer as it comes, the cut, and what came of it.
 
 import { announce, Speaker } from "./announce.js";
-import { ask, cancel, lossOf } from "./api.js";
+import { ask, cancel, lossOf, tryingAgain } from "./api.js";
 import { complain, onPress, setUsable } from "./controls.js";
 import { milliseconds, Pace, plural } from "./figures.js";
 import { Follower, SHOWN_CUT_MS } from "./follow.js";
@@ -121,7 +121,7 @@ class Answer {
     const told = {
       event: (data) => this.#take(data),
       begun: () => setUsable(cut, true),
-      away: (why) => this.#showAway(why),
+      away: (onPurpose, said) => this.#showAway(onPurpose, said),
       resumed: (position) => this.#showReturn(position),
     };
     this.#follower = new Follower(told, this.#ending.signal);
@@ -209,16 +209,16 @@ class Answer {
   }
 
   /** Only what is known is said: that the server parks a stream that nobody reads is its own affair, and in its view. */
-  #showAway(why) {
+  #showAway(onPurpose, said) {
     this.#show();
     setUsable(cut, false);
-    if (why === "silent") return this.#note("No answer from the server; trying again.");
+    if (said) return this.#note(tryingAgain(said));
     this.#turn.dataset.state = "cut";
     const seam = document.createElement("span");
     seam.className = "seam";
     this.#seam = seam.title = placeOf(this.#follower.position);
     this.#body.append(seam);
-    const back = why === "purpose" ? `coming back in ${SHOWN_CUT_MS / 1000} s` : "trying again";
+    const back = onPurpose ? `coming back in ${SHOWN_CUT_MS / 1000} s` : "trying again";
     this.#note(`${this.#seam}. Nobody reads now; ${back}.`);
   }
 

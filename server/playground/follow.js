@@ -18,9 +18,9 @@ export class Follower {
   doubled = 0; // positions that came twice
   cuts = 0; // of answers that had begun
 
-  /** `told` has the functions event(data), begun(), resumed(position) and away(why), which says that nobody reads for a
-   *  while: "purpose" for a cut by this page, "broken" for another one, "silent" where no answer began; begun() follows when
-   *  somebody reads. `signal` ends it. */
+  /** `told` has the functions event(data), begun() when an answer begins, resumed(position), and away(onPurpose, said)
+   *  when nobody reads for a while: it was cut by this page or otherwise, or `said` is why no answer began. `signal`
+   *  ends it. */
   constructor(told, signal) {
     this.#told = told;
     this.#signal = signal;
@@ -40,19 +40,19 @@ export class Follower {
     let failures = 0;
     for (;;) {
       const before = this.position;
-      let why = "broken";
+      let said = "";
       this.#reading = false;
       try {
         if (await this.#readOnce(path, { ...options, headers })) return;
       } catch (error) {
         if (this.#signal.aborted) throw this.#signal.reason;
         if (!this.#cutOnPurpose && !(mayPass(error) && (this.stream || error instanceof Unanswered))) throw error;
-        if (!this.#reading) why = "silent";
+        if (!this.#reading && !this.#cutOnPurpose) said = error.message;
       }
       if (this.position > before) failures = 0;
       if (failures === RETURN_MS.length) throw new Unanswered("The server can't be reached.");
       if (this.#reading) this.cuts++;
-      this.#told.away(this.#cutOnPurpose ? "purpose" : why);
+      this.#told.away(this.#cutOnPurpose, said);
       await pause(this.#cutOnPurpose ? SHOWN_CUT_MS : RETURN_MS[failures++], this.#signal);
       this.#cutOnPurpose = false;
     }

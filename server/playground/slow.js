@@ -2,7 +2,7 @@
 // it for gone: between two polls the engine may run one credit window ahead, and then parks the stream.
 
 import { announce } from "./announce.js";
-import { askJson, begin, cancel, lossOf, mayPass, pause, Refused, RETURN_MS, streamOf } from "./api.js";
+import { askJson, begin, cancel, lossOf, mayPass, pause, Refused, RETURN_MS, streamOf, tryingAgain } from "./api.js";
 import { onPress, setUsable } from "./controls.js";
 import { lookAgain, onStatus } from "./engine.js";
 import { plural } from "./figures.js";
@@ -113,7 +113,7 @@ class SlowReader {
       } catch (error) {
         if (signal.aborted || !mayPass(error) || failures === RETURN_MS.length) throw error;
         this.#become("unknown");
-        this.#note(`${error.message} Trying again.`);
+        this.#note(tryingAgain(error.message));
       }
       await pause(RETURN_MS[failures], signal);
     }

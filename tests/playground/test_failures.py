@@ -76,7 +76,7 @@ def test_a_slow_reader_comes_back_to_a_server_that_was_silent(plain: Site, open_
     page.click("#slow-start")
     until(lambda: number(page, "#slow-read") > 20, "some text")
     page.route("**/v1/streams/**", lambda route: route.abort())
-    expect(page.locator("#slow-note")).to_have_text("The server doesn't answer. Trying again.")
+    expect(page.locator("#slow-note")).to_have_text("The server doesn't answer; trying again.")
     page.unroute("**/v1/streams/**")
     expect(page.locator("#slow-note")).to_be_empty()
     expect(page.locator("#slow-state")).to_have_text("finished")
@@ -125,13 +125,27 @@ def test_a_server_that_is_silent_is_not_said_to_keep_a_stream(plain: Site, open_
     page = open_page(plain)
     page.route("**/v1/chat/completions", lambda route: route.abort())
     turn = say(page, "go", tokens=3)
-    expect(turn.locator(".ledger")).to_have_text("No answer from the server; trying again.")
+    expect(turn.locator(".ledger")).to_have_text("The server doesn't answer; trying again.")
     expect(page.locator("#cut")).to_be_disabled()
     page.unroute("**/v1/chat/completions")
     wait_done(turn)
     expect(turn.locator(".ledger")).to_have_text("Ended at the limit in Settings: 3 tokens.")
     told = page.locator("#announcements").text_content()
     assert "parked" not in told and "-1" not in told
+
+
+def test_a_server_that_is_busy_is_not_called_silent(plain: Site, open_page: Open, console: Console) -> None:
+    console.allowed = BROWSERS_OWN
+    page = open_page(plain)
+    turn = say(page, "go", tokens=300)
+    wait_text(turn, 50)
+    page.route("**/v1/streams/**", lambda route: route.fulfill(**REFUSED))
+    page.click("#cut")
+    expect(turn.locator(".ledger")).to_have_text("too many streams; trying again.")
+    page.unroute("**/v1/streams/**")
+    wait_done(turn)
+    expect(turn.locator(".ledger")).to_contain_text("1 cut: 0 events lost, 0 doubled")
+    assert words(text_of(turn)) == 300
 
 
 def test_a_stream_that_the_server_forgot_is_lost(plain: Site, open_page: Open, console: Console) -> None:
