@@ -95,6 +95,7 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
         body += piece
         if time.monotonic() > due:
             raise TimeoutError("its answer takes too long")
+    answer.close()  # it was read in pieces, and would hold up the next one
     return body
 
 
