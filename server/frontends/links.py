@@ -11,7 +11,6 @@ from server.elsewhere import Unreachable
 from server.frontends.relay import Relay
 from server.frontends.wire import (
     Answer,
-    AskerReader,
     Closed,
     Collecting,
     Counted,
@@ -21,6 +20,7 @@ from server.frontends.wire import (
     Piece,
     ToAsker,
     ToOwner,
+    asker_reader,
     encode,
 )
 
@@ -42,7 +42,7 @@ class Link(asyncio.Protocol):
     def __init__(self) -> None:
         self.up = True
         self._transport: asyncio.Transport
-        self._reader = AskerReader()
+        self._reader = asker_reader()
         self._numbers = count(1)
         self._questions: dict[int, Question] = {}
         self._relays: dict[int, Relay] = {}

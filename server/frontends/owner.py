@@ -20,7 +20,6 @@ from server.frontends.wire import (
     Found,
     Leave,
     Opened,
-    OwnerReader,
     Piece,
     Show,
     Status,
@@ -28,6 +27,7 @@ from server.frontends.wire import (
     ToAsker,
     ToOwner,
     encode,
+    owner_reader,
 )
 from server.http import Call, Response, Streaming
 from server.outcome import CANCELLED, Outcome
@@ -142,7 +142,7 @@ class Owner(asyncio.Protocol):
         self._all_guests = guests
         self._guests: dict[int, Guest] = {}
         self._transport: asyncio.Transport
-        self._reader = OwnerReader()
+        self._reader = owner_reader()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def tell(self, message: ToAsker) -> None:

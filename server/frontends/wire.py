@@ -7,6 +7,7 @@ streamed answer are bounded by what the asking side has taken: the owner stops a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -152,9 +153,11 @@ class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
 ToOwner = Ask | Show | Find | Count | Status | Take | End | Leave
 ToAsker = Answer | Collecting | Opened | Piece | Closed | Found | Counted
 
+Message = TypeVar("Message")
+
 _encoder = msgspec.msgpack.Encoder()
-_to_owner = msgspec.msgpack.Decoder(ToOwner)
-_to_asker = msgspec.msgpack.Decoder(ToAsker)
+_to_owner: msgspec.msgpack.Decoder[ToOwner] = msgspec.msgpack.Decoder(ToOwner)
+_to_asker: msgspec.msgpack.Decoder[ToAsker] = msgspec.msgpack.Decoder(ToAsker)
 
 
 def encode(message: ToOwner | ToAsker) -> bytes:
@@ -162,23 +165,23 @@ def encode(message: ToOwner | ToAsker) -> bytes:
     return framed(_encoder.encode(message))
 
 
-class OwnerReader:
-    """What an owner is asked, from bytes as they come."""
+class MessageReader(Generic[Message]):
+    """Messages from bytes as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Message]) -> None:
         self._frames = Frames()
+        self._decode = decoder.decode
 
-    def feed(self, data: bytes) -> Iterator[ToOwner]:
+    def feed(self, data: bytes) -> Iterator[Message]:
         """Every message that `data` completes."""
-        return map(_to_owner.decode, self._frames.feed(data))
+        return map(self._decode, self._frames.feed(data))
 
 
-class AskerReader:
-    """What owners answer, from bytes as they come."""
+def owner_reader() -> MessageReader[ToOwner]:
+    """Reads what an owner is asked."""
+    return MessageReader(_to_owner)
 
-    def __init__(self) -> None:
-        self._frames = Frames()
 
-    def feed(self, data: bytes) -> Iterator[ToAsker]:
-        """Every message that `data` completes."""
-        return map(_to_asker.decode, self._frames.feed(data))
+def asker_reader() -> MessageReader[ToAsker]:
+    """Reads what owners answer."""
+    return MessageReader(_to_asker)

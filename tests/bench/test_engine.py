@@ -15,20 +15,18 @@ from tests.support.serving import REPOSITORY
 RUN_S = 120
 
 
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    """`python -m bench engine` with these."""
+    command = [sys.executable, "-m", "bench", "engine", *flags]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_S)
+
+
 def test_it_measures_each_contender_in_each_round(tmp_path: Path) -> None:
     model = save(small_model("llama", max_position_embeddings=2048, vocab_size=512), tmp_path / "model")
     kept = tmp_path / "figures.json"
     contenders = ["sluice:float32", "transformers:float32"]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "bench", "engine", "--model", str(model), "--contenders", *contenders),
-            *("--batches", "1", "2", "--rounds", "2", "--json", str(kept)),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-    )
+    flags = ("--contenders", *contenders, "--batches", "1", "2", "--rounds", "2", "--json", str(kept))
+    done = run("--model", str(model), *flags)
     assert done.returncode == 0, done.stderr
     rounds = json.loads(kept.read_text())["rounds"]
     assert {name: len(found) for name, found in rounds.items()} == dict.fromkeys(contenders, 2)
@@ -43,8 +41,7 @@ def test_it_measures_each_contender_in_each_round(tmp_path: Path) -> None:
 
 
 def test_a_contender_that_is_none_is_named() -> None:
-    command = [sys.executable, "-m", "bench", "engine", "--contenders", "abacus:float32"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_S)
+    done = run("--contenders", "abacus:float32")
     assert done.returncode == 2
     assert "'abacus:float32' is no contender" in done.stderr
 
@@ -64,16 +61,9 @@ def test_a_spread_is_the_median_and_both_ends() -> None:
 def test_a_server_answers_the_same_requests_in_a_closed_loop_and_at_random(tmp_path: Path) -> None:
     model = save(small_model("llama", max_position_embeddings=2048, vocab_size=512), tmp_path / "model")
     kept = tmp_path / "figures.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "bench", "engine", "--http", "--model", str(model), "--rounds", "1"),
-            *("--contenders", "sluice:float32", "--ids-max", "500", "--json", str(kept)),
-            *("--batches", "2", "--rates", "20", "--arrivals", "3"),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
+    done = run(
+        *("--http", "--model", str(model), "--rounds", "1", "--contenders", "sluice:float32", "--ids-max", "500"),
+        *("--json", str(kept), "--batches", "2", "--rates", "20", "--arrivals", "3"),
     )
     assert done.returncode == 0, done.stderr
     (shown,) = json.loads(kept.read_text())["rounds"]["sluice:float32"]
