@@ -1,48 +1,35 @@
 """The server's side of one HTTP/1.1 connection: bytes to requests, responses to bytes.
 
 h11 is the authority for messages and for connection state. In front of it stands `http1_guard`, so that h11 sees only
-what every recipient reads in the same way; behind it, body chunks are framed by hand, because a token's chunk must
-cost one formatting of bytes, and so are the fields of an answer's head that say nothing about its framing, which h11
-would check and copy four times (tests prove both identical to what h11 writes). h11 still gets the status, the framing
-and the end of each response, and decides about keep-alive.
+what every recipient reads in the same way. Each request has a parser of its own, which is gone once the request is here
+whole. What frames an answer, and whether the connection outlives it, h11 says once for each kind of answer
+(`http1_answers`). Body chunks are framed by hand, because a token's chunk must cost one formatting of bytes, and so are
+the fields of an answer's head that say nothing about its framing, which h11 would check and copy four times. Tests
+prove all of that identical to what h11 writes and decides.
 
-Imports h11, msgspec and the guard; no sockets, no clock. `receive` never raises, whatever comes; the response methods
-raise ValueError for content that can't be sent and RuntimeError when called out of turn.
+Imports h11, msgspec and its neighbours; no sockets, no clock. `receive` never raises, whatever comes; the response
+methods raise ValueError for content that can't be sent and RuntimeError when called out of turn.
 """
 
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterable
-from functools import lru_cache
-from http import HTTPStatus
 
 import h11
 import msgspec
 
+from protocols.http1_answers import Frame, frame_of, irregular_head, plain_lines
 from protocols.http1_guard import Framing, Guard, Malformed, split_absolute
 
 # h11 gets whole heads and small canonical lines only, never a part of one that grows; the guard holds the real limit.
 _H11_SLACK_BYTES = 64 * 1024
 
-# Heads that h11 was asked for: one for each status, and for each length of the latest answers in one piece.
-FRAMINGS_KEPT = 256
-
-# Names of fields in our answers: some thirty are in use.
-NAMES_KEPT = 256
 # Chunk sizes whose line is kept: a token's event has some 250 bytes. bytes.join makes a chunk in 2/3 of the time that
 # formatting takes.
 SIZES_KEPT = 1024
 
 _sizes = [b"%x\r\n" % size for size in range(SIZES_KEPT)]
-# What a value may hold, besides the white space that it may not begin or end with.
-_SENDABLE = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
-_SPECIAL = frozenset({b"connection", b"content-length", b"host", b"transfer-encoding"})
-_name = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_unsendable = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_connection = re.compile(rb"\r\nconnection: ([^\r\n]*)", re.IGNORECASE)
-_OURS = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -116,13 +103,19 @@ _HEAD, _CHUNKED, _LENGTH, _UNTIL_CLOSE, _NOTHING, _ENDED = _Write
 class Http1:
     """One connection. Read with `receive`, answer with `head`, `body`, `end`, then `next_request` or close."""
 
-    __slots__ = ("_deaf", "_eof", "_guard", "_h11", "_request", "_write")
+    __slots__ = (
+        "_deaf", "_eof", "_frame", "_guard", "_left", "_max_header", "_parser", "_request", "_version", "_write",
+    )  # fmt: skip
 
     def __init__(self, *, max_header: int) -> None:
         self._guard = Guard(max_header=max_header)
-        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=max_header + _H11_SLACK_BYTES)
+        self._max_header = max_header
+        self._parser: h11.Connection | None = None  # of the request that is coming
         self._request: Request | None = None
+        self._version: bytes | None = None  # of HTTP, as the latest request that was understood had it
         self._write = _HEAD
+        self._left = 0  # bytes that the body must still get, where its length was told
+        self._frame: Frame | None = None  # of the answer that has begun; None: or that has failed
         self._deaf = False  # what still comes is no part of any request
         self._eof = False
 
@@ -145,10 +138,10 @@ class Http1:
         """Begin the next cycle, with what was pipelined. RuntimeError while `must_close` is set."""
         if self._write is not _ENDED or self.must_close:
             raise RuntimeError("the connection is not ready for another request")
-        self._h11.start_next_cycle()
         self._guard.start_next()
         self._request = None
         self._write = _HEAD
+        self._frame = None
         return self._read()
 
     @property
@@ -177,6 +170,7 @@ class Http1:
 
     def _stop_reading(self) -> None:
         self._deaf = True
+        self._parser = None
         self._guard.buffer.clear()
 
     def _read(self) -> list[Event]:
@@ -185,8 +179,7 @@ class Http1:
             while not self._deaf and (piece := self._guard.next_piece()) is not None:
                 if self._guard.framing.content_length and not self._guard.complete:
                     piece += self._guard.next_piece() or b""  # a body that came with its head, in the same go
-                self._h11.receive_data(piece)
-                self._drain_h11(events)
+                self._parse(piece, events)
             if self._eof and not self._deaf and not (self._guard.complete or self._guard.awaiting):
                 raise Malformed(400, "the connection was closed in the middle of the request")
         except Malformed as fault:
@@ -198,14 +191,21 @@ class Http1:
             events.append(Refusal(400, str(fault)))
         return events
 
-    def _drain_h11(self, events: list[Event]) -> None:
-        while (event := self._h11.next_event()) is not h11.NEED_DATA and event is not h11.PAUSED:
+    def _parse(self, piece: bytes, events: list[Event]) -> None:
+        parser = self._parser
+        if parser is None:
+            size = self._max_header + _H11_SLACK_BYTES
+            parser = self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=size)
+        parser.receive_data(piece)
+        while (event := parser.next_event()) is not h11.NEED_DATA and event is not h11.PAUSED:
             if isinstance(event, h11.Request):
+                self._version = event.http_version
                 self._request = _request(event, self._guard.framing)
                 events.append(self._request)
             elif isinstance(event, h11.Data):
                 events.append(Body(bytes(event.data)))
             elif isinstance(event, h11.EndOfMessage):
+                self._parser = None
                 events.append(BodyEnd())
                 if self._request and not (self._request.keep_alive or self._request.upgrade):
                     self._stop_reading()
@@ -215,9 +215,10 @@ class Http1:
 
     def continue_100(self) -> bytes:
         """The interim response that asks for the body; empty when the client no longer waits for it."""
-        if not self._h11.they_are_waiting_for_100_continue:
+        parser = self._parser
+        if parser is None or self._write is not _HEAD or not parser.they_are_waiting_for_100_continue:
             return b""
-        return self._h11.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+        return parser.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
 
     def head(
         self, status: int, headers: Iterable[tuple[bytes, bytes]], *, length: int | None, close: bool = False
@@ -228,31 +229,30 @@ class Http1:
         connection: whatever of it still comes is dropped. ValueError for headers that can't be sent."""
         if self._write is not _HEAD:
             raise RuntimeError("the response has begun already")
-        bodiless = status in (204, 304)
-        complete = self._guard.complete
-        close = close or self._deaf or not complete or bool(self._request and self._request.upgrade)
+        request, complete = self._request, self._guard.complete
+        close = close or self._deaf or not complete or bool(request and request.upgrade)
+        is_head = request is not None and request.method == "HEAD"
         shown = None if status == 204 else length
+        frame = frame_of(status, self._version, shown is not None, is_head=is_head, close=close)
         fields = tuple(headers)
-        lines = b"".join([b"%b: %b\r\n" % field for field in fields])
-        if _are_plain(fields, lines):
-            # h11 is told what its state depends on. It writes that behind all other fields, which it would only copy.
-            line, _, rest = self._h11.send(_framing(status, shown, close)).partition(b"\r\n")
-            data = b"%b\r\n%b%b" % (line, lines, rest)
+        lines = plain_lines(fields)
+        if lines is None:
+            data = irregular_head(fields, status, self._version, shown, is_head=is_head, close=close)
+        elif shown is None:
+            data = b"%b%b%b" % (frame.status_line, lines, frame.framing)
         else:
-            response = _response(status, _checked(fields), shown, close)
-            data = _with_one_connection_field(self._h11.send(response))
+            data = b"%b%b%b%d%b" % (frame.status_line, lines, frame.framing, shown, frame.behind_length)
         if not complete:
             self._stop_reading()
-        is_head = self._request is not None and self._request.method == "HEAD"
         self._request = None  # which may be large, and its answer last for hours
-        if bodiless or is_head:
+        self._frame = frame
+        if is_head or status in (204, 304):
             self._write = _NOTHING
         elif length is not None:
-            self._write = _LENGTH
+            self._write, self._left = _LENGTH, length
         else:
             # h11's own rule: its peer's version is None until a request of this connection was understood.
-            modern = self._h11.their_http_version == b"1.1"
-            self._write = _CHUNKED if modern else _UNTIL_CLOSE
+            self._write = _CHUNKED if self._version == b"1.1" else _UNTIL_CLOSE
         return data
 
     def body(self, data: bytes) -> bytes:
@@ -265,7 +265,11 @@ class Http1:
         if self._write is _UNTIL_CLOSE:
             return data
         if self._write is _LENGTH:
-            return self._send(h11.Data(data=data))
+            self._left -= len(data)
+            if self._left < 0:
+                self._frame = None
+                raise ValueError("the body has more bytes than its head says")
+            return data
         if self._write is _NOTHING:
             return b""
         raise RuntimeError("no response body is open")
@@ -274,22 +278,18 @@ class Http1:
         """What ends the body; once for each response. ValueError when bytes of the length given are missing."""
         if self._write in (_HEAD, _ENDED):
             raise RuntimeError("no response body is open")
-        data = self._send(h11.EndOfMessage())
+        if self._frame is None or self._left:
+            self._frame = None
+            raise ValueError("the body has not as many bytes as its head says")
         self._write = _ENDED
-        return data
+        return self._frame.end
 
     @property
     def must_close(self) -> bool:
         """After `end`: the connection can't be used for another request."""
         if self._eof and not self._guard.buffer.strip(b"\r\n"):
             return True
-        return self._deaf or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE
-
-    def _send(self, event: h11.Data | h11.EndOfMessage) -> bytes:
-        try:
-            return self._h11.send(event)
-        except h11.LocalProtocolError as fault:
-            raise ValueError(str(fault)) from None
+        return self._deaf or self._write is not _ENDED or self._frame is None or not self._frame.keeps
 
 
 def _request(event: h11.Request, framing: Framing) -> Request:
@@ -314,63 +314,3 @@ def _request(event: h11.Request, framing: Framing) -> Request:
 def _tokens(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
     """The members of a comma-separated field, lower-cased, over all its lines."""
     return [token.strip(b" \t").lower() for key, value in headers if key == name for token in value.split(b",")]
-
-
-def _response(status: int, fields: Iterable[tuple[bytes, bytes]], length: int | None, close: bool) -> h11.Response:
-    """Raises ValueError for what can't be sent."""
-    fields = list(fields)
-    if length is not None:
-        fields.append((b"Content-Length", b"%d" % length))
-    if close:
-        fields.append((b"Connection", b"close"))
-    try:
-        return h11.Response(status_code=status, headers=fields, reason=_reason(status))
-    except h11.LocalProtocolError as fault:
-        raise ValueError(str(fault)) from None
-
-
-@lru_cache(maxsize=FRAMINGS_KEPT)
-def _framing(status: int, length: int | None, close: bool) -> h11.Response:
-    """A response with no field but those that frame its body and say whether the connection stays."""
-    return _response(status, (), length, close)
-
-
-def _are_plain(fields: tuple[tuple[bytes, bytes], ...], lines: bytes) -> bool:
-    """Whether h11 would write these fields as they stand in `lines`, whatever is beside them. False when in doubt."""
-    return (
-        lines.translate(None, _SENDABLE) == b"\r\n" * len(fields)
-        and b":  " not in lines
-        and b": \t" not in lines
-        and b" \r" not in lines
-        and b"\t\r" not in lines
-        and all(_is_plain_name(name) for name, _ in fields)
-    )
-
-
-@lru_cache(maxsize=NAMES_KEPT)
-def _is_plain_name(name: bytes) -> bool:
-    return _name.fullmatch(name) is not None and name.lower() not in _SPECIAL
-
-
-def _checked(fields: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
-    for name, value in fields:
-        if _unsendable.search(value):
-            raise ValueError(f"a control character in the value of {name!r}")
-        if name.lower() in _OURS:
-            raise ValueError(f"{name!r} is chosen by `length`")
-    return fields
-
-
-def _with_one_connection_field(head: bytes) -> bytes:
-    """h11 writes each connection option on a line of its own; clients that look at one line would miss the others."""
-    options = _connection.findall(head)
-    if len(options) < 2:
-        return head
-    return _connection.sub(b"", head)[:-4] + b"\r\nConnection: %b\r\n\r\n" % b", ".join(options)
-
-
-def _reason(status: int) -> bytes:
-    try:
-        return HTTPStatus(status).phrase.encode()
-    except ValueError:
-        return b""
