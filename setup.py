@@ -43,6 +43,7 @@ TEST = [
     "setuptools>=77,<90",
     "pytest>=8.3,<10",
     "pytest-timeout>=2.3,<3",
+    "pytest-xdist>=3.6,<4",
     "hypothesis>=6.120,<7",
     "transformers>=5,<6",
     "openai>=2,<4",

@@ -92,7 +92,9 @@ def _pack_int8(weight: torch.Tensor) -> Packed:
 def _groups(rows: torch.Tensor) -> torch.Tensor:
     """[outputs, bytes of a row / 4] int32: four bytes together, the last padded with zeros."""
     stored = rows.contiguous().view(torch.uint8).view(rows.shape[0], -1)
-    return _padded(stored, (0, -stored.shape[1] % 4)).view(torch.int32)
+    padded = _padded(stored, (0, -stored.shape[1] % 4))
+    # A single block is contiguous where it lies, behind its scale.
+    return (padded.clone() if padded.storage_offset() % 4 else padded).view(torch.int32)
 
 
 def _panels(rows: torch.Tensor) -> torch.Tensor:

@@ -63,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "synthetic: needs our synthetic engine, so it can't run against another server")
     config.addinivalue_line("markers", "http1_only: about what HTTP/2 hasn't or does otherwise")
     config.stash[score_key] = Score()
+    if config.getoption("numprocesses", default=None) and (settings_of(config) or _option(config, "--report")):
+        raise pytest.UsageError("the score of a server is kept by one process: leave -n out")
 
 
 def _option(config: pytest.Config, name: str) -> Any:

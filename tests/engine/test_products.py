@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine import catalog, cpu_ops
@@ -151,6 +151,7 @@ def test_a_broken_row_is_broken_alone(library: Library, level: str, form: str) -
 
 
 @given(seed=seeds, form=formats, outputs=st.integers(1, 70), inputs=st.integers(1, 5))
+@example(seed=0, form="q4_0", outputs=1, inputs=1)
 @settings(max_examples=40, deadline=None)
 def test_rows_are_looked_up_as_they_are_stored(
     library: Library, seed: int, form: str, outputs: int, inputs: int
