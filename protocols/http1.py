@@ -14,7 +14,7 @@ methods raise ValueError for content that can't be sent and RuntimeError when ca
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import h11
 import msgspec
@@ -258,10 +258,7 @@ class Http1:
     def body(self, data: bytes) -> bytes:
         """`data` framed. Empty data gives nothing: an empty chunk would end the body."""
         if self._write is _CHUNKED:
-            size = len(data)
-            if size < SIZES_KEPT:
-                return b"".join((_sizes[size], data, b"\r\n")) if data else b""
-            return b"%x\r\n%b\r\n" % (size, data)
+            return chunk(data) if data else b""
         if self._write is _UNTIL_CLOSE:
             return data
         if self._write is _LENGTH:
@@ -273,6 +270,15 @@ class Http1:
         if self._write is _NOTHING:
             return b""
         raise RuntimeError("no response body is open")
+
+    def framer(self) -> Callable[[bytes], bytes]:
+        """What frames the pieces of this streamed body, none of them empty, until its `end`: as `body`, which asks each
+        time anew what the head said."""
+        if self._write is _CHUNKED:
+            return chunk
+        if self._write is _UNTIL_CLOSE:
+            return _as_it_is
+        raise RuntimeError("no streamed body is open")
 
     def end(self) -> bytes:
         """What ends the body; once for each response. ValueError when bytes of the length given are missing."""
@@ -290,6 +296,16 @@ class Http1:
         if self._eof and not self._guard.buffer.strip(b"\r\n"):
             return True
         return self._deaf or self._write is not _ENDED or self._frame is None or not self._frame.keeps
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a body; `data` is not empty, since an empty chunk would end it."""
+    size = len(data)
+    return b"".join((_sizes[size] if size < SIZES_KEPT else b"%x\r\n" % size, data, b"\r\n"))
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
 
 
 def _request(event: h11.Request, framing: Framing) -> Request:

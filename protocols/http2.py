@@ -354,8 +354,12 @@ class Http2:
         state = self._streams.get(stream)
         if state is None or not state.answering or self.closed:
             return 0
-        window = min(state.h2.outbound_flow_control_window, self._h2.outbound_flow_control_window)
-        return max(0, min(window, FRAME_BYTES_MAX))
+        window, together = state.h2.outbound_flow_control_window, self._h2.outbound_flow_control_window
+        if together < window:  # by comparisons: each token asks, and three calls of min and max are most of it
+            window = together
+        if window >= FRAME_BYTES_MAX:
+            return FRAME_BYTES_MAX
+        return window if window > 0 else 0
 
     @property
     def window(self) -> int:
@@ -365,9 +369,16 @@ class Http2:
     def data(self, stream: int, data: bytes | memoryview) -> bytes:
         """The frame of 1 to `room(stream)` bytes of an answer's body, to be written behind `take_outgoing()`.
         ValueError for any other number."""
+        frame = self.fit(stream, data)
+        if not frame:
+            raise ValueError(f"{len(data)} bytes where {self.room(stream)} may be sent")
+        return frame
+
+    def fit(self, stream: int, data: bytes | memoryview) -> bytes:
+        """The same; empty, and nothing has changed, for any other number."""
         size = len(data)
         if not 0 < size <= self.room(stream):
-            raise ValueError(f"{size} bytes where {self.room(stream)} may be sent")
+            return b""
         self._streams[stream].h2.outbound_flow_control_window -= size
         self._h2.outbound_flow_control_window -= size
         self._guard.data_sent()

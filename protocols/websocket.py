@@ -27,6 +27,8 @@ from protocols.websocket_deflate import MalformedExtensions, MessageRules, negot
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 1.3
 _TEXT, _BINARY, _COMPRESSED = 0x81, 0x82, 0x40  # first byte of a whole message's frame: FIN and opcode; RSV1
 _CONTROL_BYTES_MAX = 125  # RFC 6455 5.5
+_LENGTH_SHORT = 126  # a shorter payload has its length in the header's second byte
+_short = [bytes((_TEXT, length)) for length in range(_LENGTH_SHORT)]
 _VERSION_HEADERS = ((b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"), (b"Sec-WebSocket-Version", b"13"))
 # What a peer is told about its fault; for a protocol error (1002) wsproto's own words are better.
 _FAULTS = {1007: "invalid UTF-8 or compressed data", 1008: "too many empty fragments", 1009: "message too big"}
@@ -87,6 +89,7 @@ class WebSocket:
         self._outgoing = bytearray()  # pongs
         self._reply: ws.CloseConnection | None = None  # a close frame that is owed
         self._close_sent = False
+        self._direct = False  # accepted, without deflate, and no close frame was made
         self._partial: bytearray | None = None  # the fragments so far of a message; text as UTF-8
         self.closed = False  # nothing more is read or written
         self.faulted = False  # closed because the peer broke a rule: it may still be sending
@@ -145,6 +148,7 @@ class WebSocket:
             fields.append((name, value))
         self._rules = MessageRules(max_message=self._max_message, terms=terms)
         self._connection = Connection(ConnectionType.SERVER, [self._rules])
+        self._direct = terms is None
         return fields
 
     def _values(self, name: bytes) -> list[bytes]:
@@ -179,7 +183,7 @@ class WebSocket:
         reply, self._reply = self._reply, None
         if reply is None or self._close_sent:
             return data
-        self._close_sent = True
+        self._close_sent, self._direct = True, False
         return data + self._open_connection().send(reply)
 
     def _take_pongs(self) -> bytes:
@@ -219,6 +223,8 @@ class WebSocket:
     def text(self, data: bytes) -> bytes:
         """One text message from UTF-8 bytes, behind the pongs that wait. Frames must be written in the order in which
         they were made. Empty once a close frame was made, as for all frames here."""
+        if self._direct and len(data) < _LENGTH_SHORT and not self._outgoing:  # a token's
+            return _short[len(data)] + data
         return self._message(_TEXT, data)
 
     def binary(self, data: bytes) -> bytes:
@@ -250,7 +256,7 @@ class WebSocket:
         connection = self._open_connection()
         if self._close_sent:
             return b""
-        self._close_sent = True
+        self._close_sent, self._direct = True, False
         return self._take_pongs() + connection.send(ws.CloseConnection(code=code, reason=reason))
 
     def _open_connection(self) -> Connection:
@@ -261,7 +267,7 @@ class WebSocket:
 
 def _header(first: int, length: int) -> bytes:
     """A server's frame header, unmasked (RFC 6455 5.2)."""
-    if length < 126:
+    if length < _LENGTH_SHORT:
         return bytes((first, length))
     if length < 1 << 16:
         return bytes((first, 126)) + length.to_bytes(2, "big")

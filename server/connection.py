@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_alarm", "_alarm_is_for_head", "_body", "_call", "_channel", "_eof", "_farewell", "_http", "_http2",
         "_lingering", "_opened", "_opening", "_refusal", "_request_read", "_stall", "_task", "_tls", "_until_close",
-        "_websocket", "_whole_answer", "_writable", "client", "host", "transport",
+        "_websocket", "_whole_answer", "client", "host", "transport", "writable",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
         self._channel: HttpChannel | None = None
-        self._writable = True
+        self.writable = True  # the transport is below its high-water mark
         self._eof = False
         self._until_close = False  # the close delimits the answer's body: it goes to HTTP/1.0
         self._whole_answer = False  # a generation is being collected for an answer in one piece
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The transport is above its high-water mark: readers stop."""
-        self._writable = False
+        self.writable = False
         if self._channel is not None:
             self._channel.writable = False
         if self._http2 is not None:
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """The client drained it: readers go on."""
-        self._writable = True
+        self.writable = True
         if self._stall is not None:
             self._stall.end()
         if self._channel is not None:
@@ -358,13 +358,12 @@ class Connection(asyncio.Protocol):
 
     def _open(self, call: Call, answer: Streaming) -> None:
         """Write the head of a streamed answer, and let its reader write the rest."""
-        channel = HttpChannel(self, self._http, self._alarm)
+        channel = HttpChannel(self, writable=self.writable)
         reader = channel.reader = ClientReader(answer.stream, answer.framing, channel, answer.cursor)
         answer.stream.attach(reader)
         if self.transport.is_closing():
             reader.leave()
             return
-        channel.writable = self._writable
         self._channel = channel
         self._until_close = call.request.http_version == "1.0"
         fields = streaming_fields(answer)
@@ -374,16 +373,12 @@ class Connection(asyncio.Protocol):
             reader.leave()
             channel.finish()
             return
+        channel.begin(self._http.framer())
         call.shed()
         self._alarm.set(self.host.deadlines.keepalive_s)
         if self._eof:
             self._probe_half_close(channel)
         reader.pump()
-
-    def _on_quiet(self, channel: HttpChannel) -> None:
-        if self._writable and channel.reader.framing.ping:
-            channel.ping()
-        self._alarm.set(self.host.deadlines.keepalive_s)
 
     def channel_ended(self, *, whole: bool) -> None:
         """The reader is done. A body that is not whole ends with the connection, which the client can tell."""
@@ -411,7 +406,7 @@ class Connection(asyncio.Protocol):
     def _next(self) -> None:
         """Begin the next request; a client that does not read the answers to earlier ones waits."""
         over = self._lingering or self.transport.is_closing()
-        if not self._writable or over or self._call is not None or not self._request_read:
+        if not self.writable or over or self._call is not None or not self._request_read:
             return
         if self._http.must_close:  # the client's EOF came meanwhile, with nothing but empty lines before it
             self._close()
@@ -446,7 +441,7 @@ class Connection(asyncio.Protocol):
 
     def _on_silence(self) -> None:
         if self._channel is not None:
-            self._on_quiet(self._channel)
+            self._alarm.set(self._channel.keep_alive())
         elif self._farewell is not None and (wait_s := self._farewell.wait_s()):
             self._alarm.set(wait_s)
         elif self._lingering or self.transport.is_closing():
@@ -464,7 +459,7 @@ class Connection(asyncio.Protocol):
         by the second. A framing without pings has no half-close."""
         if not channel.reader.framing.half_close:
             self.abort()
-        elif self._writable:
+        elif self.writable:
             channel.ping()
             self.host.loop.call_later(HALF_CLOSE_PROBE_S, self._probe_again, channel)
         else:
@@ -474,20 +469,20 @@ class Connection(asyncio.Protocol):
         """The transport was full when the EOF came: a client that reads has drained some of it by now."""
         if self._channel is not channel:
             return
-        if self._writable or self._unsent() < unsent:
+        if self.writable or self._unsent() < unsent:
             self._probe_half_close(channel)
         else:
             self.abort()
 
     def _probe_again(self, channel: HttpChannel) -> None:
-        if self._channel is channel and self._writable:
+        if self._channel is channel and self.writable:
             channel.ping()
 
     # WebSocket
 
     def _upgrade(self, call: Call) -> None:
         """Hand the connection over, or answer why not."""
-        websocket = WebSocketConnection(self.host, self.transport, call, writable=lambda: self._writable)
+        websocket = WebSocketConnection(self.host, self.transport, call, gate=self)
         refusal = websocket.open()
         if refusal is not None:
             self._send(call, *refusal)

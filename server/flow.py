@@ -10,8 +10,8 @@ STALL_LOOKS = 4
 
 
 class Alarm:
-    """Calls `ring` once the time set has come. Setting it anew, for each token say, costs one addition: the loop's
-    timer is left where it is and moved on when it fires early."""
+    """Calls `ring` once the time set has come. Setting it anew to a later time, for each read say, costs one addition:
+    the loop's timer is left where it is and moved on when it fires early."""
 
     __slots__ = ("_at", "_handle", "_loop", "_ring")
 
@@ -29,10 +29,6 @@ class Alarm:
             self._handle = None
         if self._handle is None:
             self._handle = self._loop.call_at(at, self._fire)
-
-    def put_off(self, seconds: float) -> None:
-        """As `set`, for an alarm that is set already and to an earlier time: the cheapest way to ring later."""
-        self._at = self._loop.time() + seconds
 
     def clear(self) -> None:
         """Don't ring."""

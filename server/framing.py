@@ -17,11 +17,17 @@ from server.stream import Frame, Stream
 RETRY_MS = 1000
 # Positions whose digits are kept, for all streams: most answers are shorter. Later ones are rendered one by one.
 DIGITS_KEPT = 4096
+_RETRY = b"retry: %d\n" % RETRY_MS
 DONE = b"[DONE]"
 DONE_LINE = b'{"done":true}'  # the same in NDJSON
 
 
 _digits = [b"%d" % position for position in range(DIGITS_KEPT)]
+
+
+def digits(position: int) -> bytes:
+    """`position` in decimal."""
+    return _digits[position] if position < DIGITS_KEPT else b"%d" % position
 
 
 class Framing(Protocol):
@@ -32,9 +38,15 @@ class Framing(Protocol):
     half_close: bool  # whether a client may have closed its sending side and still read
     lies_at_the_end: bool  # whether a whole body and one that an error cut look the same, unless the cut is shown
 
-    def render(self, events: list[Event], first: int) -> bytes:
-        """`events`, the first of which has position `first`."""
+    def one(self, event: Event, position: int) -> bytes:
+        """The event at `position`: a token's, on its way, is rendered here."""
         ...
+
+
+def render(framing: Framing, events: list[Event], first: int) -> bytes:
+    """`events`, the first of which has position `first`."""
+    one = framing.one
+    return b"".join([one(event, position) for position, event in enumerate(events, first)])
 
 
 class Sse:
@@ -44,6 +56,7 @@ class Sse:
     would lose an event that was cut behind it. Not so for `[DONE]`, which holds nothing to lose: clients without a
     parser look for a body that ends with `data: [DONE]` and a blank line."""
 
+    __slots__ = ("_frames", "_id", "ping")
     content_type = b"text/event-stream; charset=utf-8"
     half_close = True
     lies_at_the_end = False
@@ -59,30 +72,22 @@ class Sse:
         head = _type_line(name) + b"data: " + before
         return (head, behind + self._id, None) if end is None else (head, behind, end + self._id)
 
-    def render(self, events: list[Event], first: int) -> bytes:
+    def one(self, event: Event, position: int) -> bytes:
         """See Framing."""
-        if len(events) == 1 and 0 < first < DIGITS_KEPT:  # a token's, on its way
-            (event,) = events
-            if event.data is None:
-                (before, behind, end), number = self._frames[event.choice], _digits[first]
-                if end is None:
-                    return b"".join((before, event.text, behind, number, b"\n\n"))
-                return b"".join((before, event.text, behind, number, end, number, b"\n\n"))
-        out: list[bytes] = [b"retry: %d\n" % RETRY_MS] if first == 0 and events else []
-        for position, event in enumerate(events, first):
-            data = event.data
-            number = _digits[position] if position < DIGITS_KEPT else b"%d" % position
-            if data is None:
-                before, behind, end = self._frames[event.choice]
-                if end is None:
-                    out += (before, event.text, behind, number, b"\n\n")
-                else:
-                    out += (before, event.text, behind, number, end, number, b"\n\n")
-            elif data == DONE:
-                out += (self._id[1:], number, b"\ndata: [DONE]\n\n")
+        data = event.data
+        number = _digits[position] if position < DIGITS_KEPT else digits(position)
+        # Joined, which is one copy of each byte: bytes are formatted in half again the time.
+        if data is None:
+            before, behind, end = self._frames[event.choice]
+            if end is None:
+                block = b"".join((before, event.text, behind, number, b"\n\n"))
             else:
-                out += (_type_line(event.name), b"data: ", data, self._id, number, b"\n\n")
-        return b"".join(out)  # one copy of each byte: bytes are formatted in half again the time
+                block = b"".join((before, event.text, behind, number, end, number, b"\n\n"))
+        elif data == DONE:
+            block = b"".join((self._id[1:], number, b"\ndata: [DONE]\n\n"))
+        else:
+            block = b"".join((_type_line(event.name), b"data: ", data, self._id, number, b"\n\n"))
+        return block if position else _RETRY + block
 
 
 def _type_line(name: str) -> bytes:
@@ -93,6 +98,7 @@ class Ndjson:
     """application/x-ndjson: one event a line, and at the end `{"done":true}`: that is the terminator of grammars that
     have one, and in others a line behind the last event."""
 
+    __slots__ = ("_frames", "_stream")
     content_type = b"application/x-ndjson; charset=utf-8"
     ping = b"\n"
     half_close = True
@@ -102,25 +108,29 @@ class Ndjson:
         self._stream = stream
         self._frames = stream.grammar.frames
 
-    def render(self, events: list[Event], first: int) -> bytes:
+    def one(self, event: Event, position: int) -> bytes:
         """See Framing."""
-        out: list[bytes] = []
-        for position, event in enumerate(events, first):
-            if event.data is None:
-                out.append(self._frames[event.choice].data(event.text, position))
+        data = event.data
+        if data is None:
+            before, behind, _, end = self._frames[event.choice]
+            if end is None:
+                line = b"".join((before, event.text, behind, b"\n"))
             else:
-                out.append(DONE_LINE if event.data == DONE else event.data)
-        if events and events[-1].data != DONE and self._is_over(first + len(events)):
-            out.append(DONE_LINE)
-        return b"\n".join([*out, b""])
-
-    def _is_over(self, position: int) -> bool:
-        return self._stream.outcome is not None and position == self._stream.log.end
+                line = b"".join((before, event.text, behind, b"%d" % position, end, b"\n"))
+        elif data == DONE:
+            return DONE_LINE + b"\n"
+        else:
+            line = data + b"\n"
+        stream = self._stream
+        if stream.outcome is not None and position + 1 == stream.log.end:
+            return line + DONE_LINE + b"\n"
+        return line
 
 
 class Plain:
     """text/plain: the text alone. `skip_bytes` of it are left out at the start."""
 
+    __slots__ = ("_skip",)
     content_type = b"text/plain; charset=utf-8"
     ping = b""
     half_close = False
@@ -129,9 +139,10 @@ class Plain:
     def __init__(self, stream: Stream, skip_bytes: int = 0) -> None:
         self._skip = skip_bytes
 
-    def render(self, events: list[Event], first: int) -> bytes:
+    def one(self, event: Event, position: int) -> bytes:
         """See Framing."""
-        data = b"".join([unescaped(event.text) for event in events if event.text])
+        text = event.text
+        data = text if b"\\" not in text else unescaped(text)
         if self._skip:
             skipped = min(self._skip, len(data))
             self._skip -= skipped

@@ -12,7 +12,7 @@ from protocols.http1 import Request
 if TYPE_CHECKING:
     from protocols.websocket import WsEvent
     from server.framing import Framing
-    from server.readers import Source
+    from server.readers import Gate, Source
     from server.stream import Stream
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -111,6 +111,11 @@ class WebSocketChannel(Protocol):
     @property
     def writable(self) -> bool:
         """Whether it takes more tokens; replies may always be written."""
+        ...
+
+    @property
+    def gate(self) -> Gate:
+        """What says so."""
         ...
 
     def frame(self, payload: bytes) -> bytes:

@@ -226,7 +226,7 @@ class Http2Connection:
             stream.accept_websocket(websocket.accept_fields())
             return b""
 
-        websocket = WebSocketConnection(self._host, stream, call, writable=lambda: stream.writable, accept=accept)
+        websocket = WebSocketConnection(self._host, stream, call, gate=stream, accept=accept)
         refusal = websocket.open()
         if refusal is None:
             stream.websocket = websocket

@@ -133,6 +133,11 @@ class Http2Stream:
     # The channel
 
     @property
+    def gate(self) -> Http2Stream:
+        """See Channel."""
+        return self
+
+    @property
     def writable(self) -> bool:
         """Whether both windows are open, the transport takes more, and it is still this stream's turn."""
         return (
@@ -150,8 +155,8 @@ class Http2Stream:
             return
         if self._rest:  # frames of a WebSocket, which answers what its client sent; a reader would have waited
             self._rest = bytes(self._rest) + data
-        elif len(data) <= self._http2.room(self.id):
-            self._connection.write(self._http2.data(self.id, data))
+        elif frame := self._http2.fit(self.id, data):
+            self._connection.write(frame)
             self._sent(len(data))
         else:
             self._rest = memoryview(data)

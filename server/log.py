@@ -39,7 +39,7 @@ class Log:
     """`bytes_max`: when the events outgrow it, the oldest go. The last one always stays, and so do those from
     `keep_from` on, which the furthest reader has not read: its credit bounds them. `total` counts the bytes too."""
 
-    __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "_total", "end", "keep_from", "size")
+    __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "_total", "end", "keep_from", "last", "size")
 
     def __init__(self, bytes_max: int, total: Total | None = None) -> None:
         self._total = total or Total()
@@ -49,6 +49,7 @@ class Log:
         self._bytes_max = bytes_max
         self.keep_from = sys.maxsize
         self.end = 0  # position that the next event will have
+        self.last: Event | None = None  # the one before
         self.size = 0  # bytes held
 
     @property
@@ -58,10 +59,10 @@ class Log:
 
     def append(self, event: Event) -> None:
         """Add an event at `end`."""
-        growth = EVENT_OVERHEAD_BYTES + len(event.text)
-        if event.data:
-            growth += len(event.data)
+        data = event.data
+        growth = len(event.text) + (EVENT_OVERHEAD_BYTES if data is None else EVENT_OVERHEAD_BYTES + len(data))
         self._events.append(event)
+        self.last = event
         self.end += 1
         self.size = size = self.size + growth
         self._total.bytes += growth

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from server.framing import Framing
+from server.framing import Framing, render
 from server.log import Log
 from server.outcome import Outcome
 from server.stream import Reader, Stream
@@ -33,12 +33,21 @@ class Source(Protocol):
     def finish(self, end: Outcome) -> None: ...  # noqa: D102
 
 
-class Channel(Protocol):
-    """Where a reader writes."""
+class Gate(Protocol):
+    """What says whether a channel takes more."""
 
     @property
     def writable(self) -> bool:
         """False while the socket's buffer is over the high-water mark."""
+        ...
+
+
+class Channel(Protocol):
+    """Where a reader writes."""
+
+    @property
+    def gate(self) -> Gate:
+        """Its own, or its socket's: each token asks it twice."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -57,7 +66,7 @@ class Channel(Protocol):
 class ClientReader:
     """Writes a stream's events to a channel from position `cursor` on."""
 
-    __slots__ = ("burst_events", "channel", "cursor", "framing", "stream")
+    __slots__ = ("burst_events", "channel", "cursor", "framing", "gate", "stream")
 
     def __init__(
         self, stream: Source, framing: Framing, channel: Channel, cursor: int = 0, *, burst_events: int = BURST_EVENTS
@@ -65,36 +74,51 @@ class ClientReader:
         self.stream = stream
         self.framing = framing
         self.channel = channel
+        self.gate = channel.gate
         self.cursor = cursor
         self.burst_events = burst_events
 
     def pump(self) -> None:
         """Write what is new, as far as the channel takes it."""
-        channel, stream, log = self.channel, self.stream, self.stream.log
-        cursor, end = self.cursor, log.end
-        while cursor < end and channel.writable:
-            start = cursor
-            cursor = end if end - cursor <= self.burst_events else cursor + self.burst_events
-            try:
-                events = log.slice(start, cursor)
-            except LookupError:  # it was so slow, beside a faster reader, that its events are gone
-                self.leave()
-                channel.cut()
+        gate, stream = self.gate, self.stream
+        log, cursor = stream.log, self.cursor
+        end = log.end
+        if cursor + 1 == end and (event := log.last) is not None:  # a token's, on its way, as nearly always
+            if not gate.writable:
                 return
-            self.cursor = cursor
-            if data := self.framing.render(events, start):
-                channel.write(data)
-        if cursor < end:
+            self.cursor = end
+            if data := self.framing.one(event, cursor):
+                self.channel.write(data)
+        elif cursor < end and not self._catch_up(end):
             return
         if stream.outcome is None:
-            if channel.writable:
+            if gate.writable:
                 stream.renew()
         else:
             self.leave()
             if self.framing.lies_at_the_end and not stream.outcome.success:
-                channel.cut()
+                self.channel.cut()
             else:
-                channel.finish()
+                self.channel.finish()
+
+    def _catch_up(self, end: int) -> bool:
+        """Write several events, up to position `end`. Whether all were taken."""
+        channel = self.channel
+        while self.cursor < end:
+            if not self.gate.writable:
+                return False
+            start = self.cursor
+            stop = min(end, start + self.burst_events)
+            try:
+                events = self.stream.log.slice(start, stop)
+            except LookupError:  # it was so slow, beside a faster reader, that its events are gone
+                self.leave()
+                channel.cut()
+                return False
+            self.cursor = stop
+            if data := render(self.framing, events, start):
+                channel.write(data)
+        return True
 
     def fail(self) -> None:
         """See Reader."""

@@ -164,11 +164,17 @@ class Choice:
     shown: list[str] | None = None  # the text so far, kept only for an answer in one piece
     calls: list[ToolCall] = field(default_factory=list)  # likewise
     logprobs: list[tuple[int, Logprob]] | None = None  # likewise
+    at_once: bool = True  # its readers are woken for each token, and not once for a step's
     plain: bool = field(init=False)  # an event of its text is shared by all streams
+    memo: dict[int, Event] | None = field(init=False)  # a whole piece's event, while a piece is shown as it is
     prompt_logprobs: list[Logprob] | None = None  # of its prompt's ids from the second on; None: not told
 
     def __post_init__(self) -> None:
         self.plain = self.index == 0 and self.parser is None and self.shown is None
+        self._find_memo()
+
+    def _find_memo(self) -> None:
+        self.memo = self.text.memo if self.plain and self.text.direct else None
 
     def allow(self, total: int, window: int) -> None:
         """Let it reach `total` generated tokens. It needs its next credit when half a window of that is left."""
@@ -178,12 +184,14 @@ class Choice:
     def push(self, token: int, logprob: Logprob | None) -> bool:
         """Append a token to the log. True when a stop string was completed."""
         self.generated.append(token)
-        if self.plain and logprob is None and self.text.direct:  # as nearly always: a piece, whatever came before
-            event = self.text.memo.get(token) or self._remember(token)
+        memo = self.memo
+        if memo is not None and logprob is None:  # as nearly always: a piece, whatever came before
+            event = memo.get(token) or self._remember(token)
             if event is not None:
                 self.stream.log.append(event)
                 return False
         text = self.text.push(token)
+        self._find_memo()
         if logprob is not None and self.logprobs is not None:
             self.logprobs.append((token, logprob))
         if text or logprob is not None:
@@ -269,7 +277,7 @@ class Stream:
     __slots__ = (
         "admitted_at", "choices", "client", "created", "deaths", "first_token_at", "framing", "grammar", "held_for",
         "id", "idempotency", "key", "last_token_at", "log", "on_finish", "outcome", "poller", "priority", "readers",
-        "request_id", "table", "touched", "trace",
+        "request_id", "table", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -300,7 +308,6 @@ class Stream:
         self.created = table.clock()
         self.admitted_at = self.first_token_at = self.last_token_at = 0.0  # 0: not yet
         self.deaths = 0  # engines that died under it
-        self.touched = False  # has news in the step that is being handled
         self.held_for: Callable[[], None] | None = None  # cancels the timer that waits for a reader's return
         self.on_finish: list[Callable[[], None]] = []
         self.trace: StreamTrace | None = None  # until it is told, where somebody traces
@@ -346,7 +353,8 @@ class Stream:
     def wake(self) -> None:
         """Let every reader take what is new. Our own mistake in one of them ends that one, and not the step that all
         streams share."""
-        for reader in self.readers if len(self.readers) == 1 else tuple(self.readers):
+        readers = self.readers
+        for reader in readers if len(readers) == 1 else tuple(readers):
             try:
                 reader.pump()
             except Exception:

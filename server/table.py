@@ -176,6 +176,7 @@ class StreamTable:
                 parser=part.calls.parser() if part.calls else None,
                 shown=[] if collect else None,
                 logprobs=[] if collect else None,
+                at_once=len(parts) == 1,
             )
             choice.allow(self.limits.credit_window, self.limits.credit_window)
             stream.choices.append(choice)
@@ -257,17 +258,10 @@ class StreamTable:
         self._choices[choice.sequence_id] = choice
         if not choice.admitted:
             self._count_queued(choice, 1)
-        generated = choice.generated.tolist()
+        prompt, generated = choice.prompt.tolist(), choice.generated.tolist()
+        stream = choice.stream
         self.engine.submit(
-            Submit(
-                choice.sequence_id,
-                choice.prompt.tolist(),
-                choice.sampling,
-                choice.credit,
-                generated,
-                salt=choice.stream.key,
-                priority=choice.stream.priority,
-            )
+            Submit(choice.sequence_id, prompt, choice.sampling, choice.credit, generated, stream.key, stream.priority)
         )
 
     def _arm_deadlines(self, stream: Stream) -> None:
@@ -288,21 +282,35 @@ class StreamTable:
     # The engine's steps
 
     def on_step(self, step: Step) -> None:
-        """Give every stream its tokens, then let the readers write."""
+        """Give every stream its tokens, and let its readers write them: at once, while all of the stream is at hand, or
+        where more of the step belongs to it, when that is there too."""
         now = self.clock()
-        touched: list[Stream] = []
         for admitted in step.admitted:
             if choice := self._choices.get(admitted.id):
                 self._admit(choice, admitted)
         for told in step.prompt_logprobs:
             if choice := self._choices.get(told.id):
                 self._tell_prompt(choice, told.logprobs)
+        for end in step.ends:
+            if choice := self._choices.get(end.id):
+                choice.at_once = False
+        touched: dict[Stream, None] = {}
+        self._append(step, now, touched)
+        self._stepped_at = now
+        for end in step.ends:
+            if choice := self._choices.get(end.id):
+                self._ended(choice, end)
+        for stream in touched:
+            stream.wake()
+        self.trim()
+
+    def _append(self, step: Step, now: float, touched: dict[Stream, None]) -> None:
+        """Each token to its stream's log. Streams that are to be woken behind the step are put into `touched`."""
         logprobs: list[Logprob | None] = [None] * len(step.ids)
         for best in step.logprobs:
             logprobs[best.index] = best
-        unshown = {end.id for end in step.ends if end.by_token} if step.ends else ()
-        choices = self._choices
-        before = self._stepped_at
+        unshown = {end.id for end in step.ends if end.by_token}
+        choices, before = self._choices, self._stepped_at
         discarded = steady = 0
         for sequence_id, token, logprob in zip(step.ids, step.tokens, logprobs, strict=True):
             choice = choices.get(sequence_id)
@@ -310,34 +318,28 @@ class StreamTable:
                 discarded += 1
                 continue
             stream = choice.stream
-            if not stream.touched:
-                stream.touched = True
-                touched.append(stream)
+            at_once = choice.at_once
+            if at_once or stream not in touched:
                 if stream.last_token_at == before:
                     steady += 1
                 else:
                     self._observe(stream, now)  # before it can end: its access line holds the time to the first token
                 stream.last_token_at = now
-            if sequence_id in unshown:
-                choice.generated.append(token)  # it counts, and ends the text without being any
-            else:
-                try:
-                    if choice.push(token, logprob):
-                        self._stopped(choice)
-                except Exception:  # our own mistake ends this stream, not the step that all share
-                    self._fail(stream)
-        self._stepped_at = now
+                if not at_once:
+                    touched[stream] = None
+            try:
+                if not at_once and sequence_id in unshown:
+                    choice.generated.append(token)  # it counts, and ends the text without being any
+                elif choice.push(token, logprob):
+                    self._stopped(choice)
+                elif at_once:
+                    stream.wake()
+            except Exception:  # our own mistake ends this stream, not the step that all share
+                self._fail(stream)
         if steady:  # most streams had a token in the step before, and the same time passed for all of them
             self._metrics.itl.observe(now - before, steady)
         self._metrics.generated_tokens += len(step.ids) - discarded
         self._metrics.discarded_tokens += discarded
-        for end in step.ends:
-            if choice := choices.get(end.id):
-                self._ended(choice, end)
-        for stream in touched:
-            stream.touched = False
-            stream.wake()
-        self.trim()
 
     def _tell_prompt(self, choice: Choice, logprobs: list[Logprob]) -> None:
         try:

@@ -11,6 +11,7 @@ from server.http import Call, Headers, Response, Session
 
 if TYPE_CHECKING:
     from server.host import Host
+    from server.readers import Gate
 
 # A peer that got our close frame has so long to answer it (RFC 6455 7.1.1 leaves the time to us).
 CLOSE_HANDSHAKE_S = 5.0
@@ -29,8 +30,9 @@ class Transport(Protocol):
 
 
 class WebSocketConnection:
-    """Owned by what passes on what the transport says. `writable()`: whether it takes more tokens. `accept`: makes
-    the answer to the handshake, to be written."""
+    """Owned by what passes on what the transport says. `gate`: whether that takes more tokens. `accept`: makes the
+    answer to the handshake, to be written. `frame(payload)` is the frame of one text message of UTF-8, for
+    `write(frames)`; both are there for each token, and go straight to where they are made and sent."""
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class WebSocketConnection:
         transport: Transport,
         call: Call,
         *,
-        writable: Callable[[], bool],
+        gate: Gate,
         accept: Callable[[WebSocket], bytes] = WebSocket.accept,
     ) -> None:
         self._host = host
@@ -51,7 +53,9 @@ class WebSocketConnection:
         unsent, stall_s = transport.get_write_buffer_size, host.deadlines.write_stall_s
         self._farewell = Farewell(unsent, grace_s=CLOSE_HANDSHAKE_S, stall_s=stall_s)
         self._alarm = Alarm(host.loop, self._on_alarm)
-        self._writable = writable
+        self.gate = gate
+        self.frame = self._websocket.text
+        self.write = transport.write
         self._accept = accept
 
     def open(self) -> tuple[Response, Headers] | None:
@@ -90,19 +94,11 @@ class WebSocketConnection:
     @property
     def writable(self) -> bool:
         """Whether the transport takes more tokens."""
-        return self._writable()
-
-    def frame(self, payload: bytes) -> bytes:
-        """The frame of one text message of UTF-8, for `write`."""
-        return self._websocket.text(payload)
+        return self.gate.writable
 
     def frame_binary(self, payload: bytes) -> bytes:
         """The frame of one binary message."""
         return self._websocket.binary(payload)
-
-    def write(self, frames: bytes) -> None:
-        """Send frames."""
-        self._transport.write(frames)
 
     def close(self, code: int, reason: str = "") -> None:
         """Begin the closing handshake; its end has a deadline. The session is over: nothing more can be sent for it."""

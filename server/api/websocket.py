@@ -34,7 +34,7 @@ from server.api.types import (
     refuse_repeated_names,
 )
 from server.elsewhere import Unreachable
-from server.framing import unescaped
+from server.framing import digits, unescaped
 from server.frontends.relay import Packed, Relay, RelayedMessages
 from server.http import Call, Response, Streaming, WebSocketChannel
 from server.log import Event
@@ -341,18 +341,10 @@ class Shown:
     ) -> None:
         self.id = id_
         self.stream = stream
+        self.gate = session.socket.gate
+        self.write = session.socket.write
         self.reader = ClientReader(stream, framing, self, cursor)
         self._session = session
-        self._socket = session.socket
-
-    @property
-    def writable(self) -> bool:
-        """Whether the socket takes more."""
-        return self._socket.writable
-
-    def write(self, data: bytes) -> None:
-        """Frames of messages."""
-        self._socket.write(data)
 
     def finish(self) -> None:
         """Everything was shown."""
@@ -375,16 +367,12 @@ class TokenMessages:
         head = b'{"type":"token","id":"%b",' % json_text(id_)
         self._heads = [head + (b'"index":%d,' % i if several else b"") + b'"n":' for i in range(len(stream.choices))]
 
-    def render(self, events: list[Event], first: int) -> bytes:
-        """One message for each event with text."""
-        frame = self.socket.frame
-        return b"".join(
-            [
-                frame(b'%b%d,"text":"%b"}' % (self._heads[event.choice], n, event.text))
-                for n, event in enumerate(events, first)
-                if event.text
-            ]
-        )
+    def one(self, event: Event, position: int) -> bytes:
+        """A message, if the event has text."""
+        text = event.text
+        if not text:
+            return b""
+        return self.socket.frame(b"".join((self._heads[event.choice], digits(position), b',"text":"', text, b'"}')))
 
 
 class BareMessages:
@@ -396,9 +384,12 @@ class BareMessages:
     def __init__(self, socket: WebSocketChannel) -> None:
         self.socket = socket
 
-    def render(self, events: list[Event], first: int) -> bytes:
-        """One message for each event with text."""
-        return b"".join([self.socket.frame(unescaped(event.text)) for event in events if event.text])
+    def one(self, event: Event, position: int) -> bytes:
+        """A message, if the event has text."""
+        text = event.text
+        if not text:
+            return b""
+        return self.socket.frame(text if b"\\" not in text else unescaped(text))
 
 
 def resumed(generation: Generation, metrics: Metrics, call: Call, stream_id: str, after: int) -> Stream:

@@ -93,9 +93,9 @@ class RelayFraming:
         self.ping = opened.ping
         self.half_close = opened.half_close
 
-    def render(self, events: list[Event], first: int) -> bytes:
+    def one(self, event: Event, position: int) -> bytes:
         """See Framing."""
-        return b"".join([event.text for event in events])
+        return event.text
 
 
 class RelayedMessages:
@@ -107,9 +107,9 @@ class RelayedMessages:
     def __init__(self, socket: WebSocketChannel) -> None:
         self.socket = socket
 
-    def render(self, events: list[Event], first: int) -> bytes:
+    def one(self, event: Event, position: int) -> bytes:
         """See Framing."""
-        return b"".join([self.socket.frame(message) for event in events for message in _messages(event.text)])
+        return b"".join([self.socket.frame(message) for message in _messages(event.text)])
 
 
 class Packed:

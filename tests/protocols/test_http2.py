@@ -336,6 +336,16 @@ class TestDataFrames:
         with pytest.raises(ValueError):
             pair.server.data(stream, bytes(size))
 
+    def test_what_does_not_fit_takes_no_window(self) -> None:
+        server = raw()
+        receive(server, wire.settings((SettingCodes.INITIAL_WINDOW_SIZE, 10)), head(1))
+        server.head(1, 200, [])
+        before = server.window
+        assert (server.fit(1, bytes(11)), server.fit(1, b""), server.fit(3, b"x")) == (b"", b"", b"")
+        assert (server.room(1), server.window) == (10, before)
+        assert server.fit(1, bytes(10)) == wire.frame(Kind.DATA, 0, 1, bytes(10))
+        assert (server.room(1), server.window) == (0, before - 10)
+
 
 class TestWindows:
     def answering(self, *, window: int) -> tuple[Http2, int]:

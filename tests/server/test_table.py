@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.wire import End
+from server.framing import Ndjson
 from server.gateway.limits import unused_tokens
 from server.log import Event
 from server.outcome import Outcome
@@ -492,16 +493,83 @@ def test_our_own_mistake_ends_its_stream_and_no_other(monkeypatch: pytest.Monkey
     assert other.text == "A"
 
 
-def test_a_reader_that_fails_is_cut_and_the_stream_goes_on_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+# What a step does to its readers
+
+
+def together(rig: Rig, *clients: Client) -> list[int]:
+    """The sequences of these streams, one step's."""
+    return [choice.sequence_id for client in clients for choice in client.stream.choices]
+
+
+def test_a_step_is_one_write_for_a_stream_however_many_choices_it_has() -> None:
+    rig = Rig()
+    one, several = rig.open(), rig.open(n=3)
+    before = (one.channel.writes, several.channel.writes)
+    rig.table.on_step(rig.engine.tokens([(id_, 65) for id_ in together(rig, one, several)]))
+    assert (one.channel.writes, several.channel.writes) == (before[0] + 1, before[1] + 1)
+    assert len(several.events) == 6
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_a_last_token_and_the_end_are_one_write(by_token: bool) -> None:
+    rig = Rig()
+    client, other = rig.open(), rig.open()
+    ids = together(rig, client, other)
+    before = client.channel.writes
+    rig.table.on_step(rig.engine.tokens([(id_, 65) for id_ in ids], End(ids[0], "stop", by_token)))
+    assert (client.channel.writes, client.channel.finished) == (before + 1, 1)
+    assert (client.text, other.text) == ("" if by_token else "A", "A")
+    assert client.stream.completion_tokens == 1
+
+
+def test_a_client_that_goes_while_a_step_is_handled_loses_nothing_and_costs_nobody() -> None:
+    """The write for one stream closes another's connection, before or behind it in the step."""
+    rig = Rig()
+    first, middle, last = rig.open(), rig.open(), rig.open()
+
+    def write(data: bytes) -> None:
+        first.leave()
+        last.leave()
+        middle.channel.data += data
+
+    for client in (first, middle, last):
+        rig.admit(client.stream)
+    middle.channel.write = write  # type: ignore[method-assign]
+    ids = together(rig, first, middle, last)
+    rig.table.on_step(rig.engine.tokens([(id_, 65) for id_ in ids]))
+    assert [client.stream.state for client in (first, middle, last)] == ["detached", "running", "detached"]
+    assert (first.text, middle.text, last.text) == ("A", "A", "")
+    back = Client(last.stream, last.reader.cursor)
+    assert back.text == "A"
+    assert rig.faults == []
+
+
+def test_a_reader_that_takes_a_step_s_token_and_is_full_then_earns_no_credit() -> None:
+    rig = Rig(credit_window=4)
+    client = rig.open()
+    write = client.channel.write
+
+    def fill(data: bytes) -> None:
+        write(data)
+        client.stall()  # a short write: the transport is above its mark before it returns
+
+    client.channel.write = fill  # type: ignore[method-assign]
+    rig.table.on_step(rig.engine.tokens([(id_, 65) for id_ in together(rig, client)]))
+    assert (client.text, rig.run_dry(client.stream)) == ("A", 3)
+    client.go_on()
+    assert client.text == "Aabc"
+
+
+def test_a_reader_that_fails_is_cut_and_the_stream_goes_on_for_others() -> None:
     rig = Rig()
     broken, other = rig.open(), rig.open()
     beside = Client(broken.stream)
 
-    def render(events: list[Event], first: int) -> bytes:
-        raise RuntimeError("a slip")
+    class Broken(Ndjson):
+        def one(self, event: Event, position: int) -> bytes:
+            raise RuntimeError("a slip")
 
-    frames = broken.reader.framing
-    monkeypatch.setattr(frames, "render", render)
+    broken.reader.framing = Broken(broken.stream)
     ids = [client.stream.choices[0].sequence_id for client in (broken, other)]
     for _ in range(2):
         rig.table.on_step(rig.engine.tokens([(id_, 65) for id_ in ids]))

@@ -30,6 +30,10 @@ class Socket:
         self.messages: list[Any] = []
         self.closed: list[int] = []
 
+    @property
+    def gate(self) -> Socket:
+        return self
+
     def frame(self, payload: bytes) -> bytes:
         return payload + b"\n"
 
