@@ -3,9 +3,10 @@
 // Layout: `cache` is one layer's K or V, [block][kv_head][token][head_dim], so one block is contiguous. `pairs` holds
 // (source, target) block numbers, and no target is a source or another's target.
 // Launch: grid (pairs, chunks), where chunk c of a block is copied by the CUDA blocks with blockIdx.y == c; any number
-// of threads. All pairs of a step go in one launch, since a launch costs more than a small copy.
-// The engine doesn't use it: its sequences share full blocks only, which nobody writes to again.
-// Work: reads and writes each block's bytes once, 16 at a time; it is bound by memory, so there is nothing else to win.
+// of threads.
+// The engine doesn't use it: its sequences share full blocks only, which nobody writes to again (engine/scheduler.py).
+// Work: reads and writes each block's bytes once, 16 at a time; no operations: bound by memory.
+// Why: all pairs of a step go in one launch, since a launch costs more than a small copy.
 
 struct alignas(16) Sixteen {
     unsigned int word[4];

@@ -6,7 +6,7 @@
 // Launch: grid (pairs, chunks), where chunk c of a block is copied by the CUDA blocks with blockIdx.y == c; any number
 // of threads. On a side stream, so that a step's kernels go on beside it.
 // The engine doesn't use it: what is evicted is computed again.
-// Work: reads and writes each block's bytes once, 16 at a time; bound by the bus.
+// Work: reads and writes each block's bytes once, 16 at a time; no operations: bound by the bus.
 // Why: a pool's blocks lie apart, and a cudaMemcpyAsync for each block, layer, and of K and V costs more than its few
 // KB.
 struct alignas(16) Sixteen {

@@ -5,7 +5,8 @@
 // compile-time constants.
 // Launch: grid (tokens), any number of threads.
 // The engine doesn't use it; tests read the cache by it.
-// Work: reads and writes each number once, 16 bytes at a time; bound by memory.
+// Work: reads and writes each number once, 16 bytes at a time; no operations: bound by memory.
+// Why: a token's heads lie BLOCK_SIZE rows apart in the cache, so a CUDA block for each token reads whole rows of them.
 #include "numbers.cuh"
 
 constexpr int VECTORS = HEAD_DIM / NUMBERS_IN_16_BYTES;  // of a head

@@ -45,7 +45,11 @@ Constants = Mapping[str, int]
 
 
 class LaunchError(Exception):
-    """A launch went wrong: a divergent barrier, or what a sanitizer found."""
+    """A launch went wrong: a divergent barrier, what a sanitizer found, or it has no end."""
+
+
+class BuildError(Exception):
+    """The compiler refused or warned: no kernel was run."""
 
 
 def cuda_headers() -> Path:
@@ -132,13 +136,16 @@ class Sanitized:
         self._take(name, self._run(name, b"".join(message)), list(buffers.values()))
 
     def _run(self, name: str, message: bytes) -> bytes:
-        done = subprocess.run(
-            [str(self._program)],
-            input=message,
-            capture_output=True,
-            timeout=LAUNCH_TIMEOUT_S,
-            env={**os.environ, **_SANITIZER_OPTIONS},
-        )
+        try:
+            done = subprocess.run(
+                [str(self._program)],
+                input=message,
+                capture_output=True,
+                timeout=LAUNCH_TIMEOUT_S,
+                env={**os.environ, **_SANITIZER_OPTIONS},
+            )
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"{name}: no end after {LAUNCH_TIMEOUT_S} s") from None
         if done.returncode:
             raise LaunchError(f"{name}: exit code {done.returncode}\n{done.stderr.decode(errors='replace')[:6000]}")
         return done.stdout
@@ -219,7 +226,8 @@ def _compiler() -> str:
 
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[:8000]}"
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr[:8000]}")
 
 
 def _value(argument: Any) -> np.ndarray[Any, Any]:

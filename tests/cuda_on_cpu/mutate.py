@@ -2,7 +2,8 @@
 
 `python -m tests.cuda_on_cpu.mutate` runs all and ends with 1 if one lives. A bound test is a call of `inside`
 (numbers.cuh), which becomes true; the conditions of loops stay. A mutant is judged under AddressSanitizer and
-ThreadSanitizer: by its results, its accesses and its races, on small launches of both kinds of arithmetic.
+ThreadSanitizer: by its results, its accesses and its races, on small launches of both kinds of arithmetic. One that the
+compiler refuses is no mutant, and ends the run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ SHAPES = (
     Shape("float32", heads=4, kv_heads=2, head_dim=48, rotary_dim=32, block_size=16),
 )
 _BARRIER = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|wait_for_copies<\d>\(\);")
+_FOUND = re.compile(r"divergent barrier|data race|ERROR: (\w+Sanitizer)")
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 
 
@@ -60,8 +63,8 @@ def mutants() -> list[Mutant]:
     return found
 
 
-def survives(mutant: Mutant) -> bool:
-    """Whether no check fails."""
+def caught_by(mutant: Mutant) -> str | None:
+    """What the first check that fails finds; None if none does."""
     with tempfile.TemporaryDirectory() as folder:
         kernels = Path(folder) / "cuda"
         shutil.copytree(KERNELS, kernels)
@@ -69,23 +72,27 @@ def survives(mutant: Mutant) -> bool:
         text = path.read_text()
         path.write_text(text[: mutant.start] + mutant.instead + text[mutant.end :])
         sanitizers = ("thread", "address") if mutant.barrier else ("address", "thread")
-        return not any(
-            _fails(kernels, check, shape, sanitizer)
+        found = (
+            _fault(kernels, check, shape, sanitizer)
             for check in _checks_of(mutant.file)
             for sanitizer in sanitizers
             for shape in SHAPES
         )
+        return next((each for each in found if each), None)
 
 
-def _fails(kernels: Path, check: str, shape: Shape, sanitizer: str) -> bool:
+def _fault(kernels: Path, check: str, shape: Shape, sanitizer: str) -> str | None:
     def load(source: str, constants: Mapping[str, int]) -> Sanitized:
         return Sanitized(source, constants, sanitizer, kernels=kernels, order="shuffled")
 
     try:
         checks.CHECKS[check](load, shape, np.random.default_rng(1))
-    except (LaunchError, AssertionError):
-        return True
-    return False
+    except AssertionError:
+        return "a wrong result"
+    except LaunchError as error:
+        said = _FOUND.search(str(error))
+        return (said[1] or said[0]) if said else "a failed launch"
+    return None
 
 
 def _checks_of(file: str) -> list[str]:
@@ -115,13 +122,17 @@ def _bound_tests(text: str) -> Iterator[tuple[int, int]]:
 
 
 def main() -> int:
-    """Runs all mutants; how many lived."""
-    every, alive = mutants(), []
+    """Runs all mutants; 1 if one lived."""
+    every = mutants()
+    counts: Counter[tuple[str, str]] = Counter()
     for number, mutant in enumerate(every, 1):
-        lives = survives(mutant)
-        alive += [mutant] if lives else []
-        print(f"{number}/{len(every)} {'LIVES' if lives else 'caught'} {mutant}", flush=True)
-    print(f"{len(every) - len(alive)} of {len(every)} mutants caught")
+        found = caught_by(mutant) or "LIVES"
+        counts["barriers" if mutant.barrier else "bound tests", found] += 1
+        print(f"{number}/{len(every)} {found}: {mutant}", flush=True)
+    for (kind, found), count in sorted(counts.items()):
+        print(f"{count} {kind}: {found}")
+    alive = sum(count for (_, found), count in counts.items() if found == "LIVES")
+    print(f"{len(every) - alive} of {len(every)} mutants caught")
     return 1 if alive else 0
 
 
