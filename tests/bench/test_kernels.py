@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +15,12 @@ import torch
 from bench import kernels
 from bench.machine import REPOSITORY
 from tests.cuda_on_cpu.device import CPUDevice
-from tests.cuda_on_cpu.emulator import Emulated
 
 SIZES = kernels.Sizes(
     batches=(1, 2),
     contexts=(33,),
     prompts=(20,),
+    prompt_repeats=2,
     copy_bytes=1 << 16,
     cache_bytes=1 << 16,
     runs=1,
@@ -42,7 +43,13 @@ def inference() -> Iterator[None]:
 @pytest.mark.usefixtures("inference")
 def test_every_table_is_there_with_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "HEADS", {"Llama-3-8B": (4, 2, 32), "SmolLM2-135M": (3, 1, 32)})
-    text = "\n".join(kernels.report(CPUDevice(), kernels.host_clock, SIZES))
+    device = CPUDevice()
+
+    def clock(work: Callable[[], None], runs: int) -> list[float]:
+        return kernels.host_clock(lambda: (work(), device.drain()), runs)  # type: ignore[func-returns-value]
+
+    text = "\n".join(kernels.report(device, clock, SIZES))
+    assert all(device.replays)
     assert len(re.findall(r"^\| (?:Llama|Qwen|SmolLM)\S+, [12] +\| \d+\.\d\d, [\d,]+ \(", text, re.MULTILINE)) == 2 * 4
     assert len(re.findall(r"^\| (?:Llama|Qwen|SmolLM)\S+ +\| [\d,]+ \(.*\); \d+\.\d\d +\|$", text, re.MULTILINE)) == 2
     assert (
@@ -59,7 +66,21 @@ def test_a_cache_without_room_is_told() -> None:
     assert cell == "no room"
 
 
-def test_checks_are_counted_and_a_wrong_result_is_told(
+@pytest.mark.usefixtures("inference")
+def test_a_figure_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> str:
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(kernels, "prefill_cell", lost)
+    monkeypatch.setattr(kernels, "step_rows", lost)
+    monkeypatch.setattr(kernels, "decode_cell", lambda *_: "0.9, 7 (6 to 8)")
+    text = "\n".join(kernels.report(CPUDevice(), kernels.host_clock, SIZES))
+    assert text.count("failed: RuntimeError: out of memory") == 3 + 1
+    assert "and more" not in text
+    assert text.count("0.9, 7 (6 to 8)") == 2 * 3 * 2
+
+
+def test_checks_are_counted_and_what_is_wrong_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.cuda_on_cpu import checks
@@ -67,14 +88,41 @@ def test_checks_are_counted_and_a_wrong_result_is_told(
     def wrong(*_: object) -> None:
         raise AssertionError("decode: 1 of 2 wrong")
 
-    def load(name: str, constants: object) -> kernels.Uploading:
-        return kernels.Uploading(Emulated(name, constants), torch.device("cpu"))
+    def lost(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered\nand more")
 
     monkeypatch.setattr(checks, "CHECKS", {"block_copy": checks.CHECKS["block_copy"]})
-    assert kernels.check(load) == 0
+    monkeypatch.setattr(checks, "check_longest", lambda _: None)
+    assert kernels.check(CPUDevice()) == 0
+    assert "12 of 12 checks hold" in capsys.readouterr().out
     monkeypatch.setattr(checks, "CHECKS", {"block_copy": wrong})
-    assert kernels.check(load) == 1
-    assert "0 of 10 checks hold" in capsys.readouterr().out
+    monkeypatch.setattr(checks, "check_longest", lost)
+    assert kernels.check(CPUDevice()) == 1
+    said = capsys.readouterr().out
+    assert "the longest context: RuntimeError: an illegal memory access was encountered\n" in said
+    assert "1 of 12 checks hold" in said
+
+
+def test_each_part_of_the_one_command_runs_whatever_became_of_the_others(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/usr/bin/env bash\n"
+        'case "$*" in\n'
+        "-c*) ;;\n"  # nothing stands in the way
+        "*--check) echo 59 of 62; exit 3 ;;\n"
+        '*) echo "$*" ;;\n'
+        "esac\n"
+    )
+    python.chmod(0o755)
+    command, environment = [REPOSITORY / "bench" / "gpu.sh"], {**os.environ, "PYTHON": str(python)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "failed: kernels beside their references: exit code 3\n")
+    said = [line for line in done.stdout.splitlines() if not line.startswith("== ")]
+    assert [each.split()[:3] for each in said] == [
+        ["59", "of", "62"],
+        ["-m", "pytest", "-q"],
+        ["-m", "bench", "kernels"],
+    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

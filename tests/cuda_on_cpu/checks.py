@@ -185,6 +185,13 @@ def check_decode(
     expect(decoded(out, shape.kind), expected, TOLERANCE[shape.kind], "decode")
 
 
+def check_longest(load: Load) -> None:
+    """One head over 131,072 positions, a token of its own and the last of a chunk."""
+    shape = Shape("bfloat16", heads=1, kv_heads=1, head_dim=32, rotary_dim=32, block_size=16)
+    check_decode(load, shape, np.random.default_rng(0), [131_072])
+    check_prefill(load, shape, np.random.default_rng(0), [(2, 131_070)])
+
+
 def check_prefill(
     load: Load, shape: Shape, rng: np.random.Generator, slices: Sequence[tuple[int, int]], window: int = 0
 ) -> None:
@@ -281,7 +288,7 @@ def check_copies(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     block_bytes, blocks = 16 * int(rng.integers(1, 700)), 9
     cache = rng.integers(0, 256, (blocks, block_bytes), dtype=np.uint8)
     host = rng.integers(0, 256, (blocks, block_bytes), dtype=np.uint8)
-    pairs = np.array([[0, 5], [0, 8]], np.int64)
+    pairs = np.array([[0, 5], [3, 8], [0, 1]], np.int64)
     expected = cache.copy()
     expected[pairs[:, 1]] = cache[pairs[:, 0]]
     kernels.copy_blocks(cache, pairs, len(pairs), block_bytes)

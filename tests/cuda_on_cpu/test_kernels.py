@@ -106,8 +106,7 @@ def test_a_context_of_many_splits() -> None:
 
 
 def test_the_longest_context() -> None:
-    shape = Shape("bfloat16", heads=1, kv_heads=1, head_dim=64, rotary_dim=64, block_size=16)
-    checks.check_decode(emulated("numbered"), shape, np.random.default_rng(0), [131_072])
+    checks.check_longest(emulated("numbered"))
 
 
 @pytest.mark.parametrize("more_splits", [0, 3])
