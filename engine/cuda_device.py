@@ -66,6 +66,7 @@ class GPU:
 
     def memory_free_bytes(self) -> int | None:
         """See `Device`."""
+        torch.cuda.empty_cache()  # what loading freed, torch keeps
         return int(torch.cuda.mem_get_info()[0])
 
     def load(self, name: str, constants: Mapping[str, int]) -> Module:
@@ -109,7 +110,8 @@ class CuPyModule:
         import cupy
 
         self._cupy = cupy
-        told = (*options(name, constants), *(f"-I{folder}" for folder in _header_folders()))
+        headers = _header_folders(cupy.cuda.nvrtc.getVersion()[0])
+        told = (*options(name, constants), *(f"-I{folder}" for folder in headers))
         self._module = cupy.RawModule(code=source(name), options=told)
         self._module.compile()  # now, and not in the first step or while a graph is captured
         self._functions: dict[str, Any] = {}
@@ -140,8 +142,11 @@ def _value(argument: Any) -> np.generic:
     return np.uint64(argument.data_ptr()) if isinstance(argument, torch.Tensor) else argument
 
 
-def _header_folders() -> list[Path]:
-    """Where the wheel of CUDA's runtime has cuda_fp16.h and cuda_bf16.h, if it is installed."""
-    found = importlib.util.find_spec("nvidia.cuda_runtime")
-    places = list(found.submodule_search_locations or ()) if found else []
-    return [Path(place) / "include" for place in places]
+def _header_folders(cuda: int) -> list[Path]:
+    """Where the wheel of this CUDA's runtime has cuda_fp16.h and cuda_bf16.h, if it is installed. Without it CuPy looks
+    for them in a CUDA toolkit."""
+    nvidia = importlib.util.find_spec("nvidia")
+    places = list(nvidia.submodule_search_locations or ()) if nvidia else []
+    wheel = "cuda_runtime" if cuda == 12 else f"cu{cuda}"
+    folders = [Path(place) / wheel / "include" for place in places]
+    return [folder for folder in folders if (folder / "cuda_fp16.h").is_file()]

@@ -6,6 +6,7 @@ They are data, not a package: the name `cuda` belongs to NVIDIA's namespace pack
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -18,9 +19,12 @@ def source(name: str) -> str:
 
 
 def options(name: str, constants: Mapping[str, int]) -> tuple[str, ...]:
-    """What to tell the compiler of `name`.cu: its constants, and where its own headers lie."""
+    """What to tell the compiler of `name`.cu: its constants, where its own headers lie, and what they are: CuPy keeps
+    what it compiled on disk by the text and the options, and would keep it when a header changes."""
+    folder = _path(name).parent
+    headers = blake2b(b"".join(path.read_bytes() for path in sorted(folder.glob("*.cuh"))), digest_size=8)
     defined = (f"-D{constant}={value}" for constant, value in constants.items())
-    return ("-std=c++17", f"-I{_path(name).parent}", *defined)
+    return ("-std=c++17", f"-I{folder}", f"-DHEADERS=0x{headers.hexdigest()}", *defined)
 
 
 def _path(name: str) -> Path:
