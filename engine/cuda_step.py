@@ -28,16 +28,24 @@ from engine.models.decoder import TorchDecoder
 from engine.sequence import Sequence, Slice
 from engine.step_inputs import SETTINGS, Layout, tell_settings
 
-# Between two sizes the rows that no sequence has cost little: below 8 a step's time is its weights' whatever the rows.
+# Between two sizes the rows that no sequence has cost little: below 8 a step's time is its weights' whatever the rows,
+# above 16 less than a quarter of them is empty.
 _FEW_ROWS = (1, 2, 4, 8)
 _ROWS_STEP = 8
 # From one number of splits to the next. A split without a position ends at once.
 _SPLITS_FACTOR = 4
+# So many tokens tell how large keys and values become, where they are stored as bytes.
+_MEASURED_TOKENS = 256
 
 
 def rows_ladder(most: int) -> list[int]:
-    """The sizes of batches up to `most` that have graphs: 1, 2, 4, 8, 16, 24, …"""
-    return sorted({*(each for each in _FEW_ROWS if each < most), *range(2 * _ROWS_STEP, most, _ROWS_STEP), most})
+    """The sizes of batches up to `most` that have graphs: 1, 2, 4, 8, 16, 24, … 64, 80, … 128, 160, …"""
+    ladder = [each for each in _FEW_ROWS if each < most]
+    rows = 2 * _ROWS_STEP
+    while rows < most:
+        ladder.append(rows)
+        rows += max(_ROWS_STEP, 1 << rows.bit_length() - 3)
+    return [*ladder, most]
 
 
 def splits_ladder(context_tokens_max: int) -> list[int]:
@@ -47,6 +55,15 @@ def splits_ladder(context_tokens_max: int) -> list[int]:
     while ladder[-1] < last:
         ladder.append(min(ladder[-1] * _SPLITS_FACTOR, last))
     return ladder
+
+
+def _sample_text(vocab: int, blocks: int, block_size: int) -> tuple[torch.Tensor, StepBatch]:
+    """Ids from all over the vocabulary, always the same, as one prompt in the first blocks."""
+    count = min(_MEASURED_TOKENS, vocab, blocks * block_size)
+    ids = np.random.default_rng(0).permutation(vocab)[:count].astype(np.int64)
+    positions = np.arange(count)
+    tables = np.arange(-(-count // block_size))[None]
+    return torch.from_numpy(ids), StepBatch(positions, positions, np.array([0, count]), np.array([count]), tables)
 
 
 class CUDAStep:
@@ -76,6 +93,9 @@ class CUDAStep:
         self._decoder.allocate(blocks, block_size)
         self._block_size = block_size
         self._replays.clear()  # they know where the cache was
+        if self._attention.scaled:
+            with self._attention.measure():
+                self._decoder.forward(*_sample_text(self._vocab, blocks, block_size))
 
     def capture(self, rows_max: int, context_tokens_max: int, progress: Callable[[str, int, int], None]) -> None:
         """Makes the graphs of decode steps: up to so many sequences of up to so many tokens."""

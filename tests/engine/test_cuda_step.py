@@ -73,6 +73,7 @@ class Rig:
         self.core = Core(self.runner, self.pool, self.scheduler, version="test")
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, str] = {}
+        self.cached: dict[int, int] = {}
         self.logprobs: list[float] = []
         self.discarded = 0
         self.peer: Peer = self.core.join(self.take)
@@ -80,6 +81,7 @@ class Rig:
     def take(self, step: Step) -> None:
         for id_, token in zip(step.ids, step.tokens, strict=True):
             self.tokens[id_].append(token)
+        self.cached.update({each.id: each.cached_tokens for each in step.admitted})
         self.logprobs += [each.logprob for each in step.logprobs]
         self.ends.update({end.id: end.message or end.reason for end in step.ends})
         self.discarded = step.gauges.discarded
@@ -109,6 +111,7 @@ def test_ladders() -> None:
     assert rows_ladder(6) == [1, 2, 4, 6]
     assert rows_ladder(8) == [1, 2, 4, 8]
     assert rows_ladder(17) == [1, 2, 4, 8, 16, 17]
+    assert rows_ladder(256)[10:] == [64, 80, 96, 112, 128, 160, 192, 224, 256]
     assert splits_ladder(100) == [1]
     assert splits_ladder(8192) == [1, 4, 16, 32]
     assert splits_ladder(131_072) == [1, 4, 16, 64, 256, 512]
@@ -157,6 +160,20 @@ def test_sequences_that_lose_their_blocks_while_a_step_runs(
     assert rig.serve(SAMPLINGS) == expected
     assert rig.scheduler.preemptions > 0
     assert rig.pool.used == 0
+
+
+def test_cached_blocks_are_attended_to(path: str, device: type[Device]) -> None:
+    """Of a prompt that runs, of one that is over, and of an answer that becomes a prompt's part."""
+    prompt, texts, rigs = PROMPTS[4][:36], [], (Rig(path, gpu=None), Rig(path, gpu=device(), graphs=ROWS))
+    for rig in rigs:
+        rig.submit(0, prompt, SAMPLINGS[1])
+        rig.run(6).submit(1, [*prompt, 7], SAMPLINGS[0])
+        rig.run().submit(2, [*prompt, *rig.tokens[0], 9], SAMPLINGS[2])
+        rig.submit(3, prompt[:33], SAMPLINGS[0])
+        texts.append(rig.run().tokens)
+        assert rig.cached == {0: 0, 1: 2 * BLOCK, 2: 3 * BLOCK, 3: 2 * BLOCK}
+    assert texts[0] == texts[1]
+    assert all(len(each) == 20 for each in texts[0].values())
 
 
 def test_a_sequence_grows_into_more_splits(path: str, device: type[Device]) -> None:
@@ -250,6 +267,22 @@ def test_a_cache_of_bytes(path: str, device: type[Device]) -> None:
         stepper = Stepper(rig.runner)
         answers.append(stepper.run([stepper.sequence(PROMPTS[4], sampling)])[0][0].logprob)
     assert answers[0].logprob == pytest.approx(answers[1].logprob, abs=0.3)
+
+
+def test_bytes_are_scaled_by_each_head_s_own_numbers(path: str, tmp_path: Path, device: type[Device]) -> None:
+    """Keys 16,384 times as large for queries as much smaller, and values as much smaller for a larger output, are the
+    same model; in e4m3 itself the ones would be 448 and the others 0."""
+    model = checkpoints.small_model("llama", **SIZES)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            heads = layer.self_attn
+            for linear, factor in ((heads.k_proj, 2.0**14), (heads.q_proj, 2.0**-14), (heads.v_proj, 2.0**-14)):
+                for each in linear.parameters():
+                    each.mul_(factor)
+            heads.o_proj.weight.mul_(2.0**14)
+    other = str(checkpoints.save(model, tmp_path))
+    texts = [Rig(each, gpu=device(), cache="fp8").serve(SAMPLINGS) for each in (path, other)]
+    assert texts[0] == texts[1]
 
 
 def test_a_cache_of_bytes_needs_a_gpu(path: str) -> None:
