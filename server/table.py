@@ -471,6 +471,8 @@ class StreamTable:
         wait_s = self.limits.engine_restart_wait_s
         for stream in dict.fromkeys(choice.stream for choice in choices):
             stream.deaths += 1
+            if stream.trace is not None:
+                stream.trace.note("the engine died")
             if wait_s <= 0 or stream.deaths >= ENGINE_DEATHS_MAX:
                 stream.finish(Outcome(outcomes.ERROR, "the engine died", retriable=stream.deaths < ENGINE_DEATHS_MAX))
         if self.engine.hello is not None:

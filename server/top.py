@@ -164,7 +164,7 @@ def _watch(source: Source, look: Look, interval_s: float) -> None:
             except NoAnswer as error:
                 if error.final:
                     raise
-                notice = f"{error}; asking again"
+                notice = f"old figures, asking again: {error}"
 
 
 def _wait(screen: Screen, draw: Callable[[Size], list[str]], seconds: float) -> bool:

@@ -77,10 +77,10 @@ def render(look: Look, before: Look | None, url: str, size: Size, *, colour: boo
     now = look.now
     head = [
         paint(_cut(f"{plain(now.model)}{GAP}{plain(url)}", width), BOLD),
+        # Before what it makes doubtful, and so on a screen of any height.
+        *([paint(_cut(plain(notice), width), RED)] if notice else []),
         *(paint(_cut(line, width), style) for line, style in _summary(look, before, width)),
     ]
-    if notice:
-        head.append(paint(_cut(plain(notice), width), RED))
     if not now.shown:
         return _fit([*head, "", "no streams"], size.lines)
     lines = _table(look, before, width, paint)

@@ -157,13 +157,19 @@ class StreamTrace:
         whole = Span(self._name, started_ns, closed_ns, self._attributes | _result(stream))
         read: Attributes = {
             "gen_ai.usage.output_tokens": stream.completion_tokens,
-            "sluice.stream.framing": stream.framing or "whole",
+            "sluice.stream.framing": self._framing(stream),
             "sluice.stream.events": stream.log.end,
         }
         notes = tuple((name, wall(at)) for name, at in self._notes)
         parts = [*self._phases(stream, wall), Span("stream", started_ns, closed_ns, read, notes)]
         fault = (end.message or end.kind)[:MESSAGE_CHARS_MAX] if end.kind in _FAULTS else ""
         self._tracer.exporter.put(Trace(self._parent, self._state, (whole, *parts), fault))
+
+    def _framing(self, stream: Stream) -> str:
+        """How its readers took it."""
+        if self._attributes["sluice.api"] == "websocket":
+            return "websocket"
+        return "polling" if stream.poller is not None else stream.framing or "whole"
 
     def _phases(self, stream: Stream, wall: Callable[[float], int]) -> list[Span]:
         """As far as it came: one that never had its turn has a queue only."""
@@ -192,7 +198,7 @@ def _result(stream: Stream) -> Attributes:
         "sluice.outcome": end.kind,
         "sluice.stream.id": stream.id[:ID_CHARS],
     }
-    if not end.success:
+    if end.kind in _FAULTS:
         attributes["error.type"] = end.kind
     return attributes
 

@@ -125,6 +125,8 @@ def test_generations_on_a_websocket_are_traces_of_their_own(server: Server, coll
         "two traces",
     )
     assert {root.attributes["sluice.api"] for root in roots} == {"websocket"}
+    streams = [span for span in collector.spans if (span.name, span.trace_id) == ("stream", TRACE)]
+    assert {span.attributes["sluice.stream.framing"] for span in streams} == {"websocket"}
     assert {(root.trace_id, root.parent_id) for root in roots} == {(TRACE, PARENT)}
     assert len({root.span_id for root in roots}) == 2
 
@@ -187,6 +189,7 @@ def test_a_cancel_is_told_and_is_no_fault(server: Server, collector: Collector) 
     check_phases(spans)
     assert spans[0].status == OK
     assert spans[0].attributes["sluice.outcome"] == "cancelled"
+    assert "error.type" not in spans[0].attributes
 
 
 def test_what_starts_no_stream_makes_no_trace(server: Server, collector: Collector) -> None:

@@ -239,7 +239,7 @@ def test_large_bodies_pass(proxy: Proxy) -> None:
 
 
 @behind_deployed
-@pytest.mark.parametrize("path", ["/metrics", "/status"])
+@pytest.mark.parametrize("path", ["/metrics", "/status", "/%73tatus", "/metric%73", "/status?x"])
 def test_metrics_stay_inside(server: Server, proxy: Proxy, path: str) -> None:
     assert proxy.ask("GET", path).status == 403
     assert server.ask("GET", path).status == 200

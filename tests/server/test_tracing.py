@@ -177,13 +177,14 @@ def test_a_polled_stream_lasts_until_it_has_ended_and_no_longer() -> None:
     """And not until its reader's lease is over."""
     rig = Traced()
     stream = rig.begin().stream
-    poller = Poller(stream, 30.0, rig.clock.call_later)
+    poller = stream.poller = Poller(stream, 30.0, rig.clock.call_later)
     poller.renew_lease()
     stream.readers[0].fail()  # it polls from here on
     rig.admit(stream)
     rig.clock.advance(2)
     rig.end(stream)
     assert seconds(rig.spans["stream"]) == (0.0, 2.0)
+    assert rig.spans["stream"].attributes["sluice.stream.framing"] == "polling"
     timers = rig.clock.pending
     poller.renew_lease()  # a late poll of what has ended
     assert rig.clock.pending == timers
@@ -246,6 +247,7 @@ def test_after_an_engines_death_the_queue_lasts_until_another_has_it() -> None:
     rig.admit(client.stream, waited_s=0.01)
     rig.end(client.stream)
     assert seconds(rig.spans["queue"]) == (0.0, 4.0)
+    assert [name for name, _ in rig.spans["stream"].events] == ["the engine died"]
 
 
 @pytest.mark.parametrize(
