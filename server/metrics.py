@@ -120,7 +120,7 @@ class Metrics:
         yield _counter("sluice_requests_started", "Generation requests.", ["api"], self.started.items())
         yield _counter("sluice_requests", "Generation requests by outcome.", ["api", "outcome"], self.ended.items())
         yield self.ttft.family("sluice_ttft_seconds", "From a request's arrival to its first token.")
-        yield self.itl.family("sluice_itl_seconds", "Between two tokens of a stream.")
+        yield self.itl.family("sluice_itl_seconds", "Between two tokens of a stream; not while it was parked.")
         yield self.request.family("sluice_request_seconds", "From a request's arrival to its end.")
         yield self.queue.family("sluice_queue_seconds", "From a request's arrival to its place in the batch.")
         yield _counter("sluice_resumes", "Readers that came back to a stream.", ["result"], self.resumes.items())

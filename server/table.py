@@ -392,6 +392,8 @@ class StreamTable:
 
     def grant(self, choice: Choice, total: int) -> None:
         """Let a sequence reach `total` generated tokens."""
+        if choice.generated and choice.credit <= len(choice.generated) < total and choice.stream.state == "parked":
+            choice.stream.last_token_at = self.clock()  # how long its reader stood still is no latency of ours
         choice.allow(total, self.limits.credit_window)
         if choice.sequence_id in self._choices:
             self.engine.credit(choice.sequence_id, total)

@@ -27,7 +27,7 @@ from server.metrics import (
 )
 from server.outcome import REFUSED, Outcome
 from tests.support.serving import Server
-from tests.support.tables import Rig
+from tests.support.tables import Client, Rig
 from tests.support.tools import tool
 
 # DESIGN section 5, with `_total` where the format puts it.
@@ -152,6 +152,28 @@ def test_streams_are_counted_where_they_end() -> None:
     assert value(series, "sluice_itl_seconds_count") == 9
     assert value(series, "sluice_queue_seconds_count") == 3
     assert value(series, "sluice_request_seconds_count") == 4
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_how_long_a_reader_stood_still_is_no_latency_of_ours(leaves: bool) -> None:
+    rig = Rig(credit_window=4)
+    client = rig.open()
+    rig.admit(client.stream)
+    rig.play(client.stream, "ab")
+    client.stall()
+    rig.run_dry(client.stream)
+    if leaves:
+        client.leave()
+    rig.clock.advance(20)
+    if leaves:
+        Client(client.stream, client.reader.cursor)
+    else:
+        client.go_on()
+    rig.clock.advance(0.5)  # this is
+    rig.play(client.stream, "c")
+    series = scrape(rig.metrics)
+    assert value(series, "sluice_itl_seconds_sum") == pytest.approx(0.5)
+    assert value(series, "sluice_itl_seconds_count") == len(client.stream.choices[0].generated) - 1
 
 
 def test_gauges_are_read_at_the_scrape() -> None:
