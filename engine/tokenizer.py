@@ -155,10 +155,11 @@ class _Marks:
         self._any = re.compile(f"{nonce}(?P<masked>[0-9]*);|(?P<bare>{marker})")
         self._prefixes = {text[:k] for text in special for k in range(1, len(text))}
         self._prefix_chars_max = max(map(len, self._prefixes), default=0)
-        self._firsts = sorted({text[0] for text in special})
+        firsts = "".join(sorted({text[0] for text in special}))
+        self._first = re.compile(f"[{re.escape(firsts)}]" if firsts else r"(?!)")
 
     def mask(self, text: str) -> str:
-        if not any(first in text for first in self._firsts):  # as in nearly all texts
+        if self._first.search(text) is None:  # as in nearly all texts
             return text
         masked = self._marker.sub(lambda match: self._masked[match[0]], text)
         body = masked.rstrip()  # a template may strip it

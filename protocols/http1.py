@@ -55,13 +55,13 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def path(self) -> str:
         """Path and query, whether or not the target is in absolute form; "*" for the server as a whole."""
-        return split_absolute(self.target.encode())[1].decode()
+        return self.target if self.target[:1] == "/" else split_absolute(self.target.encode())[1].decode()
 
     @property
     def host(self) -> str:
         """Host and port that the client addressed: an absolute target beats the Host field (RFC 9112 3.2.2)."""
-        authority = split_absolute(self.target.encode())[0] or self.header(b"host") or b""
-        return authority.decode()
+        named = b"" if self.target[:1] == "/" else split_absolute(self.target.encode())[0]
+        return (named or self.header(b"host") or b"").decode()
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -198,13 +198,14 @@ class Http1:
             parser = self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=size)
         parser.receive_data(piece)
         while (event := parser.next_event()) is not h11.NEED_DATA and event is not h11.PAUSED:
-            if isinstance(event, h11.Request):
+            # Not isinstance: h11's events are abstract base classes, which take long to say what is none of theirs.
+            if type(event) is h11.Request:
                 self._version = event.http_version
                 self._request = _request(event, self._guard.framing)
                 events.append(self._request)
-            elif isinstance(event, h11.Data):
+            elif type(event) is h11.Data:
                 events.append(Body(bytes(event.data)))
-            elif isinstance(event, h11.EndOfMessage):
+            elif type(event) is h11.EndOfMessage:
                 self._parser = None
                 events.append(BodyEnd())
                 if self._request and not (self._request.keep_alive or self._request.upgrade):

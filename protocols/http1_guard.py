@@ -51,6 +51,7 @@ _chunk_line = re.compile(
 )
 _plain_chunk_line = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 _digits = re.compile(rb"[0-9]+")
+_framing_field = re.compile(rb"\n(?:(content-length)|(transfer-encoding)|(host)):([^\r]*)", re.IGNORECASE)
 
 
 class Malformed(Exception):
@@ -174,7 +175,7 @@ class Guard:
             return None
         del buffer[:end]
         _check_target(match["method"], match["target"])
-        self.framing = framing = check_head(head.split(b"\r\n")[:-1])
+        self.framing = framing = check_head(head)
         self._begin_body(framing)
         return head
 
@@ -201,10 +202,10 @@ class Guard:
         while (line := self._section_line("header section")) is not None:
             self._head.append(line)
             if not line:
-                head, self._head = self._head, []
+                head, self._head = b"\r\n".join(self._head) + b"\r\n", []
                 self.framing = framing = check_head(head)
                 self._begin_body(framing)
-                return b"\r\n".join(head) + b"\r\n"
+                return head
             if len(self._head) > FIELDS_MAX + 1:
                 raise Malformed(431, f"more than {FIELDS_MAX} header fields")
         return None
@@ -351,19 +352,15 @@ def _field_fault(line: bytes) -> str:
     return "a header's name or value holds a character that is not allowed there"
 
 
-def check_head(lines: list[bytes]) -> Framing:
-    """The body's framing as the head's checked lines tell it (the last one is empty). Raises Malformed where two
-    recipients could read them differently, and for the Host field."""
+def check_head(head: bytes) -> Framing:
+    """The body's framing as a head tells it whose lines are checked. Raises Malformed where two recipients could read
+    it differently, and for the Host field."""
     lengths: list[bytes] = []
     codings: list[bytes] = []
     hosts: list[bytes] = []
-    wanted = {b"content-length": lengths, b"transfer-encoding": codings, b"host": hosts}
-    for line in lines[1:-1]:
-        name, _, value = line.partition(b":")
-        found = wanted.get(name.lower())
-        if found is not None:
-            found.append(value.strip(b" \t"))
-    modern = lines[0].endswith(b"1.1")
+    for length, coding, _, value in _framing_field.findall(head):
+        (lengths if length else codings if coding else hosts).append(value.strip(b" \t"))
+    modern = head.startswith(b"1.1", head.find(b"\r") - 3)
     _check_host(hosts, required=modern)
     if not codings:
         return Framing(content_length=_content_length(lengths))

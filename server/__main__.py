@@ -9,7 +9,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import asyncio
-import gc
 import os
 import resource
 import socket
@@ -24,6 +23,7 @@ import uvloop
 from engine.tokenizer import Tokenizer
 from engine.wire import Gauges
 from server import config as configuration
+from server import garbage
 from server import outcome as outcomes
 from server.access_log import AccessLog
 from server.api.generation import Generation, Model
@@ -135,8 +135,7 @@ class Server:
         listener.listen(BACKLOG)
         servers = [await self._serve(host, listener)]
         servers += [await self._serve(host, listener.dup()) for _ in range(LISTENING_DESCRIPTORS - 1)]
-        gc.collect()
-        gc.freeze()  # what is here stays: the collector need not look at it again and again
+        garbage.settle()
         if frontend is None:
             print(f"sluice ready on {address_of(config, listener)}", flush=True)
         else:

@@ -24,7 +24,7 @@ _QUIET_PATHS = frozenset(("/health", "/ready", "/metrics", "/status"))
 # What a client chose is shown up to here.
 SHOWN_CHARS_MAX = 200
 
-_word = re.compile(r"[!#-<>-~]+")  # what needs no quotes
+_word = re.compile(r"[!#-<>-~]+")  # what needs no quotes, also where several are joined
 _named = re.compile(r"^(/v1/(?:streams/|responses/(?:resp_)?)[^/]{8})[^/]*")
 
 Value = str | int | float | None
@@ -113,8 +113,7 @@ class AccessLog:
         if self._json:
             line = json.dumps({"time": self._stamp, "event": kind, **fields})
         else:
-            shown = [f"{name}={_shown(value)}" for name, value in fields.items() if value is not None and value != ""]
-            line = " ".join([self._stamp, kind, *shown])
+            line = " ".join([self._stamp, kind, *_pairs(fields)])
         with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more; the streams go on
             self._out.write(line + "\n")
 
@@ -129,8 +128,15 @@ def _without_ids(path: str) -> str:
     return _named.sub(r"\1", path)
 
 
+def _pairs(fields: dict[str, Value]) -> list[str]:
+    """Each value that there is, on one line; quoted when it isn't a plain word."""
+    words = "".join([value for value in fields.values() if type(value) is str])
+    if _word.fullmatch(words):  # as nearly always
+        return [f"{name}={value}" for name, value in fields.items() if value is not None and value != ""]
+    return [f"{name}={_shown(value)}" for name, value in fields.items() if value is not None and value != ""]
+
+
 def _shown(value: Value) -> str:
-    """A value on one line; quoted when it isn't a plain word."""
     if not isinstance(value, str):
         return str(value)
     return value if _word.fullmatch(value) else json.dumps(value)

@@ -7,8 +7,8 @@ refused before it sends one.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
-import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -461,7 +461,7 @@ class App:
 
 def new_request_id() -> str:
     """For requests that bring none of their own."""
-    return "req-" + secrets.token_hex(12)
+    return "req-" + os.urandom(12).hex()
 
 
 def _is_loopback(client: str) -> bool:

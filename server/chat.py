@@ -143,12 +143,12 @@ class _Guard:
         self.masked = False
 
     def value(self, value: Any) -> Any:
-        if isinstance(value, str):
+        if type(value) is str:
             guarded = self._guard(value)
             if guarded is not value:
                 self.masked = True
             return guarded
-        if isinstance(value, dict):
+        if type(value) is dict:
             return {self.value(key): self.value(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]

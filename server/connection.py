@@ -27,10 +27,6 @@ from server.websocket_connection import WebSocketConnection
 # waits above it takes three times its bytes, and a client that doesn't read would cost that for each. So the first one
 # or two wait there, and all others in the log, to leave in one write when the client reads again.
 HIGH_WATER_BYTES = 256
-# A second ping so long after the first: the first one's answer, a reset from a client that is gone, is here by then.
-HALF_CLOSE_PROBE_S = 0.05
-# A client whose EOF came while the transport is full, so that no ping can be written, must take some of it within this.
-HALF_CLOSE_DRAIN_S = 0.2
 # Behind the last answer the client may still be sending; closing at once would reset the connection and lose the
 # answer on its way (RFC 9112 9.6). It gets so long to read it, and so many bytes to send: most clients write a body to
 # its end before they read, and one that is too large is often many times the limit. The bytes are dropped as they come.
@@ -50,8 +46,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_alarm", "_alarm_is_for_head", "_body", "_call", "_channel", "_eof", "_farewell", "_http", "_http2",
-        "_lingering", "_opened", "_opening", "_refusal", "_request_read", "_stall", "_task", "_tls", "_until_close",
-        "_websocket", "_whole_answer", "client", "host", "transport", "writable",
+        "_lingering", "_opened", "_opening", "_refusal", "_request_read", "_stall", "_task", "_tls", "_unread",
+        "_until_close", "_websocket", "_whole_answer", "client", "host", "transport", "writable",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -64,6 +60,7 @@ class Connection(asyncio.Protocol):
         self._http2: Http2Connection | None = None
         self._opening = b""  # the first bytes, as long as they may be HTTP/2's preface
         self._opened = False
+        self._unread = b""  # came, and waits for its turn
         self._tls = False
         self._call: Call | None = None
         self._request_read = False  # the current request is here to its end
@@ -109,6 +106,7 @@ class Connection(asyncio.Protocol):
         """The client is gone, or we closed."""
         self.host.connections.discard(self)
         self._alarm.close()
+        self._unread = b""
         if self._stall is not None:
             self._stall.close()
         self._drop_answer()
@@ -126,7 +124,7 @@ class Connection(asyncio.Protocol):
             self._stall.progress()
         if self._websocket is not None:
             self._websocket.receive(data)
-            if self._unsent() > UNREAD_REPLIES_BYTES_MAX:
+            if self.unsent() > UNREAD_REPLIES_BYTES_MAX:
                 self.transport.pause_reading()
         elif self._lingering:
             self._lingering -= len(data)
@@ -134,7 +132,17 @@ class Connection(asyncio.Protocol):
                 self.abort()
         elif self._http2 is not None:
             self._http2.receive(data)
+        elif self._unread:
+            self._unread += data
+            if len(self._unread) > PIPELINE_BYTES_MAX:
+                self.transport.pause_reading()
         else:
+            self._unread = data
+            self.host.turns.add(self._read_on)
+
+    def _read_on(self) -> None:
+        data, self._unread = self._unread, b""
+        if data and not self._lingering and not self.transport.is_closing():
             self._take(self._http.receive(data))
 
     def _open_with(self, data: bytes) -> None:
@@ -167,6 +175,7 @@ class Connection(asyncio.Protocol):
         """The client sends no more. It may still read: True keeps the connection open (see DESIGN, reading)."""
         if not self._opened:
             self._begin_http1()
+        self._read_on()
         self._eof = True
         if self._http2 is not None:
             self._http2.lost()  # without a way to open windows nothing can be read to its end
@@ -177,7 +186,7 @@ class Connection(asyncio.Protocol):
             return not self._tls
         self._take(self._http.receive_eof())
         if self._channel is not None:
-            self._probe_half_close(self._channel)
+            self._channel.probe()
         elif self._task is None and not self._http.buffered:
             self._close()
         elif self._whole_answer:
@@ -192,7 +201,7 @@ class Connection(asyncio.Protocol):
         if self._http2 is not None:
             self._http2.writable = False
         if self._stall is None:
-            self._stall = StallWatch(self.host.loop, self._unsent, self.host.deadlines.write_stall_s, self.abort)
+            self._stall = StallWatch(self.host.loop, self.unsent, self.host.deadlines.write_stall_s, self.abort)
         self._stall.begin()
 
     def resume_writing(self) -> None:
@@ -211,14 +220,15 @@ class Connection(asyncio.Protocol):
         elif self._call is None and self._request_read:
             self._next()
 
-    def _unsent(self) -> int:
+    def unsent(self) -> int:
+        """Bytes that the socket has not taken."""
         return self.transport.get_write_buffer_size()
 
     # What the server decides
 
     def abort(self) -> None:
         """Close now, whatever is unsent. A body that only the close delimits must not look whole by that."""
-        if self._until_close and (self._channel is not None or self._unsent()):
+        if self._until_close and (self._channel is not None or self.unsent()):
             self._reset()
         else:
             self.transport.abort()
@@ -229,7 +239,7 @@ class Connection(asyncio.Protocol):
             self._websocket.drain()
         elif self._http2 is not None:
             self._http2.drain()
-        elif self._call is None and self._http.awaiting_request:
+        elif self._call is None and not self._unread and self._http.awaiting_request:
             self._close()
 
     def _reset(self) -> None:
@@ -240,7 +250,7 @@ class Connection(asyncio.Protocol):
     def _close(self) -> None:
         """Close once what is written has been sent; a client that doesn't take it can't keep the connection open."""
         self.transport.close()
-        if self._unsent():
+        if self.unsent():
             self._alarm.set(self.host.deadlines.write_stall_s)
 
     @property
@@ -248,7 +258,7 @@ class Connection(asyncio.Protocol):
         """Whether an answer is in flight."""
         if self._http2 is not None:
             return self._http2.busy
-        return self._websocket is not None or self._call is not None
+        return self._websocket is not None or self._call is not None or bool(self._unread)
 
     # Requests
 
@@ -367,18 +377,23 @@ class Connection(asyncio.Protocol):
         self._channel = channel
         self._until_close = call.request.http_version == "1.0"
         fields = streaming_fields(answer)
-        self.transport.write(self._http.head(answer.status, fields, length=None, close=self.host.draining))
+        head = self._http.head(answer.status, fields, length=None, close=self.host.draining)
+        channel.begin(head, self._http.framer())
         self.host.program.sent(call, answer.status)
         if call.request.method == "HEAD":
             reader.leave()
             channel.finish()
             return
-        channel.begin(self._http.framer())
         call.shed()
         self._alarm.set(self.host.deadlines.keepalive_s)
         if self._eof:
-            self._probe_half_close(channel)
+            channel.probe()
         reader.pump()
+        channel.flush()
+
+    def shows(self, channel: HttpChannel) -> bool:
+        """Whether its answer goes on."""
+        return self._channel is channel
 
     def channel_ended(self, *, whole: bool) -> None:
         """The reader is done. A body that is not whole ends with the connection, which the client can tell."""
@@ -397,7 +412,7 @@ class Connection(asyncio.Protocol):
         self._body.clear()
         if self._request_read and not self._http.must_close and not self.host.draining:
             # In a turn of its own: a client that pipelines a thousand requests gets no deeper stack, and no monopoly.
-            self.host.loop.call_soon(self._next)
+            self.host.turns.add(self._next)
         elif self._eof or (self._request_read and self.host.draining):
             self._close()  # nothing more can come; or nothing is expected, and a drain doesn't wait to see
         else:
@@ -423,7 +438,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()  # TLS says goodbye, and reads until it is answered
         if not self.transport.is_closing():
             self.transport.resume_reading()  # pipelined bytes may have paused it
-        self._farewell = Farewell(self._unsent, grace_s=LINGER_S, stall_s=self.host.deadlines.write_stall_s)
+        self._farewell = Farewell(self.unsent, grace_s=LINGER_S, stall_s=self.host.deadlines.write_stall_s)
         self._alarm.set(self._farewell.wait_s())
 
     def _drop_answer(self) -> None:
@@ -453,30 +468,6 @@ class Connection(asyncio.Protocol):
             self._send(self._call, answer)
         else:
             self._close()
-
-    def _probe_half_close(self, channel: HttpChannel) -> None:
-        """The client sends no more, and may still be reading: two pings tell, since writing to one that is gone fails
-        by the second. A framing without pings has no half-close."""
-        if not channel.reader.framing.half_close:
-            self.abort()
-        elif self.writable:
-            channel.ping()
-            self.host.loop.call_later(HALF_CLOSE_PROBE_S, self._probe_again, channel)
-        else:
-            self.host.loop.call_later(HALF_CLOSE_DRAIN_S, self._probe_full, channel, self._unsent())
-
-    def _probe_full(self, channel: HttpChannel, unsent: int) -> None:
-        """The transport was full when the EOF came: a client that reads has drained some of it by now."""
-        if self._channel is not channel:
-            return
-        if self.writable or self._unsent() < unsent:
-            self._probe_half_close(channel)
-        else:
-            self.abort()
-
-    def _probe_again(self, channel: HttpChannel) -> None:
-        if self._channel is channel and self.writable:
-            channel.ping()
 
     # WebSocket
 

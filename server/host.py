@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from server.gateway.forwarded import TrustedProxies
 from server.http import Program
+from server.turns import Turns
 
 if TYPE_CHECKING:
     from server.connection import Connection
@@ -41,3 +42,7 @@ class Host:
     connections: set[Connection]
     trusted: TrustedProxies = field(default_factory=lambda: TrustedProxies(""))
     draining: bool = False
+    turns: Turns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.loop)

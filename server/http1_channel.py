@@ -11,11 +11,17 @@ if TYPE_CHECKING:
     from server.connection import Connection
 
 
-class HttpChannel:
-    """A reader's way to the client: the body of one streamed answer, whose head was made before the first `write`.
-    `wrote_at`: when a piece of it was last written, by the loop's clock."""
+# A second ping so long after the first: the first one's answer, a reset from a client that is gone, is here by then.
+HALF_CLOSE_PROBE_S = 0.05
+# A client whose EOF came while the transport is full, so that no ping can be written, must take some of it within this.
+HALF_CLOSE_DRAIN_S = 0.2
 
-    __slots__ = ("_connection", "_frame", "_loop", "_write", "reader", "writable", "wrote_at")
+
+class HttpChannel:
+    """A reader's way to the client: the body of one streamed answer. `wrote_at`: when a piece of it was last written,
+    by the loop's clock."""
+
+    __slots__ = ("_connection", "_frame", "_head", "_loop", "_write", "reader", "writable", "wrote_at")
 
     reader: ClientReader
     _frame: Callable[[bytes], bytes]
@@ -23,7 +29,8 @@ class HttpChannel:
     def __init__(self, connection: Connection, *, writable: bool) -> None:
         self._connection = connection
         self._loop = connection.host.loop
-        self._write = connection.transport.write
+        self._write: Callable[[bytes], None] = self._write_first
+        self._head = b""  # until it leaves
         self.writable = writable
         self.wrote_at = self._loop.time()
 
@@ -32,9 +39,20 @@ class HttpChannel:
         """See Channel."""
         return self
 
-    def begin(self, frame: Callable[[bytes], bytes]) -> None:
-        """The head was written; `frame` is what goes around each piece."""
-        self._frame = frame
+    def begin(self, head: bytes, frame: Callable[[bytes], bytes]) -> None:
+        """`head` leaves in one write with the first piece of the body, or by `flush`. `frame` is what goes around each
+        piece."""
+        self._head, self._frame = head, frame
+
+    def flush(self) -> None:
+        """Let the head leave, if it hasn't."""
+        if self._head:
+            self._write_first(b"")
+
+    def _write_first(self, data: bytes) -> None:
+        head, self._head = self._head, b""
+        self._write = self._connection.transport.write
+        self._write(head + data)
 
     def write(self, data: bytes) -> None:
         """One piece of the body."""
@@ -57,8 +75,35 @@ class HttpChannel:
 
     def finish(self) -> None:
         """The body is whole."""
+        self.flush()
         self._connection.channel_ended(whole=True)
 
     def cut(self) -> None:
         """It isn't, and won't be."""
+        self.flush()
         self._connection.channel_ended(whole=False)
+
+    def probe(self) -> None:
+        """The client sends no more, and may still be reading: two pings tell, since writing to one that is gone fails
+        by the second. A framing without pings has no half-close."""
+        connection = self._connection
+        if not self.reader.framing.half_close:
+            connection.abort()
+        elif self.writable:
+            self.ping()
+            self._loop.call_later(HALF_CLOSE_PROBE_S, self._probe_again)
+        else:
+            self._loop.call_later(HALF_CLOSE_DRAIN_S, self._probe_full, connection.unsent())
+
+    def _probe_full(self, unsent: int) -> None:
+        """The transport was full when the EOF came: a client that reads has drained some of it by now."""
+        if not self._connection.shows(self):
+            return
+        if self.writable or self._connection.unsent() < unsent:
+            self.probe()
+        else:
+            self._connection.abort()
+
+    def _probe_again(self) -> None:
+        if self._connection.shows(self) and self.writable:
+            self.ping()

@@ -9,9 +9,10 @@ No sockets and no asyncio: time comes in by the clock of the table that owns the
 
 from __future__ import annotations
 
-import secrets
+import os
 import traceback
 from array import array
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -40,7 +41,7 @@ _shared: dict[str, Event] = {}
 
 def new_stream_id() -> str:
     """Unguessable, and never used before. It begins with a letter or a digit: to a shell, "-" begins an option."""
-    while not (drawn := secrets.token_urlsafe(STREAM_ID_BYTES))[0].isalnum():
+    while not (drawn := urlsafe_b64encode(os.urandom(STREAM_ID_BYTES)).decode())[0].isalnum():
         pass
     return placed(drawn)
 

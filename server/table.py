@@ -180,7 +180,7 @@ class StreamTable:
             )
             choice.allow(self.limits.credit_window, self.limits.credit_window)
             stream.choices.append(choice)
-            self._submit(choice)
+            self._submit(choice, part.prompt, [])
         self._metrics.started[grammar.api] += 1
         self._arm_deadlines(stream)
         self.trim()
@@ -253,12 +253,11 @@ class StreamTable:
         if not self._queued_of[key]:
             del self._queued_of[key]
 
-    def _submit(self, choice: Choice) -> None:
+    def _submit(self, choice: Choice, prompt: list[int], generated: list[int]) -> None:
         choice.sequence_id = next(self._sequence_ids)
         self._choices[choice.sequence_id] = choice
         if not choice.admitted:
             self._count_queued(choice, 1)
-        prompt, generated = choice.prompt.tolist(), choice.generated.tolist()
         stream = choice.stream
         self.engine.submit(
             Submit(choice.sequence_id, prompt, choice.sampling, choice.credit, generated, stream.key, stream.priority)
@@ -494,7 +493,7 @@ class StreamTable:
         for stream in list(self._live):
             for choice in stream.live:
                 if choice.sequence_id not in self._choices:
-                    self._submit(choice)
+                    self._submit(choice, choice.prompt.tolist(), choice.generated.tolist())
 
     def _give_up_waiting(self) -> None:
         self._returning = None

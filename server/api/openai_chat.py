@@ -31,7 +31,7 @@ from server.framing import DONE
 from server.http import Call, Response, Streaming
 from server.log import Event
 from server.outcome import Outcome
-from server.stream import Choice, Frame, Stream, new_stream_id, text_event
+from server.stream import Choice, Frame, Stream, escaped, new_stream_id, text_event
 from server.tools.pieces import Piece, TextPiece, ToolCallBegin, ToolCallEnd
 
 
@@ -69,8 +69,11 @@ class ChatGrammar(OpenAIGrammar):
         self._id = f"chatcmpl-{self.stream_id}"
         self._created = new_created()
         self._model = model
-        head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": model}
-        self._head = json_value(head)[:-1]
+        self._head = b'{"id":"%b","object":"chat.completion.chunk","created":%d,"model":"%b"' % (
+            self._id.encode(),
+            self._created,
+            escaped(model),
+        )
         self._tail = b',"usage":null}' if include_usage else b"}"
         self.frames = [
             Frame(

@@ -128,6 +128,11 @@ class Account:
     charged: dict[Stream, int] = field(default_factory=dict)  # live streams, and how many of their tokens were counted
     settled_at: float = -math.inf
 
+    @property
+    def limited(self) -> bool:
+        """Whether anything is."""
+        return self.streams_max is not None or self.requests is not None or self.tokens is not None
+
     def settle(self, now: float) -> None:
         """Charge what the client's streams made meanwhile."""
         if self.requests is not None:
@@ -183,6 +188,9 @@ class Limiter:
         """Raises Busy when no request of this client with such a prompt could start now; 0: its length isn't known yet,
         and so no wait for tokens could be told. Takes nothing."""
         self._check_key(key)
+        account = self._accounts.get(key)
+        if account is not None and not account.limited:
+            return
         with self._book.locked():
             self._check(self._settled(key), prompt_tokens)
 
@@ -259,6 +267,8 @@ class Limiter:
                     del self._accounts[name]
 
     def _check_key(self, key: str) -> None:
+        if not self._keys.required:
+            return
         if not self._keys.is_known(key):
             raise Busy(401, "the API key is no longer known", 0, "invalid_api_key")
         if not self._keys.may_use(key, self.model):
