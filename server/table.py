@@ -264,14 +264,11 @@ class StreamTable:
         )
 
     def _arm_deadlines(self, stream: Stream) -> None:
-        limits = self.limits
-
-        def expire() -> None:
-            stream.finish(Outcome(outcomes.EXPIRED, f"the request took longer than {limits.request_timeout_s:g} s"))
-
         self._waiting.add(stream)
-        if limits.request_timeout_s is not None:
-            stream.on_finish.append(self.call_later(limits.request_timeout_s, expire))
+        seconds = self.limits.request_timeout_s
+        if seconds is not None:
+            end = Outcome(outcomes.EXPIRED, f"the request took longer than {seconds:g} s")
+            stream.on_finish.append(self.call_later(seconds, lambda: stream.finish(end)))
 
     def _expire_queued(self, stream: Stream) -> None:
         if stream.state == "queued" or not any(c.admitted for c in stream.choices):
