@@ -2,10 +2,16 @@
 // All addresses are relative, so that the page also works below a proxy's path.
 
 let key = "";
+const keys = new EventTarget(); // "given": `key` was set
+
+/** How long in seconds the server keeps a stream that nobody reads (--resume-ttl). */
+export const LEASE_S = Number(document.documentElement.dataset.lease);
 
 // How long to wait before each further try, when the server doesn't answer; after the last it is given up.
 export const RETURN_MS = [1000, 1000, 2000, 3000, 5000, 5000, 5000];
 const BUSY = [429, 503];
+const LATE_MS = 1500; // the server answers at once, if only that it has begun
+const CANCEL_MS = 5000; // a server that doesn't confirm for so long is taken for silent
 const LEFT_MS = 30_000; // how long a request that nobody waits for may still take to name its stream
 
 /** The key of every request from now on. It lives in this page's memory only: a reload forgets it. Throws TypeError for
@@ -13,31 +19,50 @@ const LEFT_MS = 30_000; // how long a request that nobody waits for may still ta
 export function setKey(value) {
   new Headers({ Authorization: `Bearer ${value.trim()}` });
   key = value.trim();
+  keys.dispatchEvent(new Event("given"));
 }
 
 export function hasKey() {
   return key !== "";
 }
 
-/** A refusal, with the server's own sentence. */
+/** Call `listener` whenever a key is given. */
+export function onKey(listener) {
+  keys.addEventListener("given", listener);
+}
+
+/** A refusal: `reason` is the server's own sentence, `waitS` after how many seconds it may be otherwise (0: not told). */
 export class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
+  constructor(status, reason, waitS = 0) {
+    super(waitS ? `${reason}; try again in ${waitS} s` : reason);
+    Object.assign(this, { status, reason, waitS });
   }
 }
 
 /** No answer, or one that broke off: what became of the request isn't known. */
 export class Unanswered extends Error {}
 
-/** fetch with the key. Rejects with Refused for a status that is no success, and with Unanswered. */
-export async function ask(path, options = {}) {
+/** What to say of a request whose answer doesn't begin. */
+export const LATE = "No answer yet." + (performance.getEntriesByType("navigation")[0]?.nextHopProtocol === "http/1.1"
+  ? " Over HTTP/1.1 browsers keep six connections to a server, all tabs together: if all are taken, this waits for one."
+  : "");
+
+/** Call `late` with LATE, unless what it returns is called in time. */
+export function soon(late) {
+  const timer = setTimeout(late, LATE_MS, LATE);
+  return () => clearTimeout(timer);
+}
+
+/** fetch with the key. Rejects with Refused for a status that is no success, and with Unanswered. `late` is called with
+ *  a sentence when no answer has begun after a while. */
+export async function ask(path, { late = () => {}, ...options } = {}) {
   const headers = new Headers(options.headers);
   if (key) headers.set("Authorization", `Bearer ${key}`);
   const request = new Request(path, { cache: "no-store", ...options, headers });
-  const answer = await answered(fetch(request), options.signal, "The server doesn't answer.");
-  if (!answer.ok) throw new Refused(answer.status, await sentenceOf(answer));
-  return answer;
+  const begun = soon(late);
+  const answer = await answered(fetch(request), options.signal, "The server doesn't answer.").finally(begun);
+  if (answer.ok) return answer;
+  throw new Refused(answer.status, await sentenceOf(answer), Number(answer.headers.get("Retry-After")) || 0);
 }
 
 /** What `promise` gives; a failure that isn't the signal's is that of the connection. */
@@ -53,7 +78,8 @@ export function begin(path, options, leaving) {
   if (leaving.aborted) return Promise.reject(leaving.reason);
   const own = new AbortController();
   const signal = options.signal ? AbortSignal.any([options.signal, own.signal]) : own.signal;
-  const head = ask(path, { ...options, signal });
+  const late = (sentence) => leaving.aborted || options.late?.(sentence);
+  const head = ask(path, { ...options, signal, late });
   return new Promise((resolve, reject) => {
     let named = false;
     leaving.addEventListener("abort", () => {
@@ -71,14 +97,28 @@ export function streamOf(answer) {
   return answer.headers.get("X-Stream-Id");
 }
 
-/** Whether a request about a stream may do better after a while. */
-export function mayPass(error) {
-  return error instanceof Unanswered || (error instanceof Refused && BUSY.includes(error.status));
+/** Sleep after the failure number `failures` (from 0 on) of a request about a stream, as long as it may pass; `told`
+ *  hears a sentence about it first. Rejects when nothing is to be hoped for. */
+export async function waitOut(error, failures, signal, told) {
+  if (!(error instanceof Unanswered || BUSY.includes(error.status))) throw error;
+  if (failures === RETURN_MS.length) throw error.status ? error : new Unanswered("The server can't be reached.");
+  told(`${(error.reason ?? error.message).replace(/\.$/, "")}; trying again.`);
+  await pause(Math.max(RETURN_MS[failures], 1000 * (error.waitS ?? 0)), signal);
 }
 
-/** What to say while a failure that may pass is waited out. */
-export function tryingAgain(sentence) {
-  return `${sentence.replace(/\.$/, "")}; trying again.`;
+/** What `attempt` gives, which asks about a stream: it is made again while its failures may pass. `told` hears a sentence
+ *  about each, and "" when it is over. */
+export async function patiently(attempt, signal, told) {
+  for (let failures = 0; ; failures++) {
+    try {
+      const result = await attempt();
+      if (failures) told("");
+      return result;
+    } catch (error) {
+      signal.throwIfAborted();
+      await waitOut(error, failures, signal, told);
+    }
+  }
 }
 
 /** What to say of an `error` that ends the reading of a stream that was there. */
@@ -110,7 +150,8 @@ export async function tokenField() {
 /** Ask the server to end a stream. Resolves to its outcome, which may be an earlier one; "" where that isn't known. */
 export async function cancel(stream) {
   try {
-    return (await askJson(`v1/streams/${stream}`, { method: "DELETE" })).outcome;
+    const signal = AbortSignal.timeout(CANCEL_MS);
+    return (await askJson(`v1/streams/${stream}`, { method: "DELETE", signal })).outcome;
   } catch {
     return "";
   }

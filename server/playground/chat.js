@@ -1,7 +1,7 @@
 // The conversation: what was said, the answer as it comes, the cut, and what came of it.
 
 import { announce, Speaker } from "./announce.js";
-import { ask, cancel, lossOf, tryingAgain } from "./api.js";
+import { ask, cancel, lossOf } from "./api.js";
 import { complain, onPress, setUsable } from "./controls.js";
 import { milliseconds, Pace, plural } from "./figures.js";
 import { Follower, SHOWN_CUT_MS } from "./follow.js";
@@ -110,6 +110,7 @@ class Answer {
   #usage = null;
   #error = "";
   #seam = ""; // the last cut
+  #afterwards = null; // what the ledger says once an answer begins, in place of why none did
   #limit = maxTokens.valueAsNumber;
 
   constructor() {
@@ -120,7 +121,8 @@ class Answer {
     keepUp();
     const told = {
       event: (data) => this.#take(data),
-      begun: () => setUsable(cut, true),
+      begun: () => this.#showBegin(),
+      late: (sentence) => this.#showLate(sentence),
       away: (onPurpose, said) => this.#showAway(onPurpose, said),
       resumed: (position) => this.#showReturn(position),
     };
@@ -212,7 +214,10 @@ class Answer {
   #showAway(onPurpose, said) {
     this.#show();
     setUsable(cut, false);
-    if (said) return this.#note(tryingAgain(said));
+    if (said) {
+      this.#afterwards = "Answered after trying again.";
+      return this.#note(said);
+    }
     this.#turn.dataset.state = "cut";
     const seam = document.createElement("span");
     seam.className = "seam";
@@ -220,6 +225,17 @@ class Answer {
     this.#body.append(seam);
     const back = onPurpose ? `coming back in ${SHOWN_CUT_MS / 1000} s` : "trying again";
     this.#note(`${this.#seam}. Nobody reads now; ${back}.`);
+  }
+
+  #showBegin() {
+    setUsable(cut, true);
+    if (this.#afterwards !== null) this.#note(this.#afterwards);
+    this.#afterwards = null;
+  }
+
+  #showLate(sentence) {
+    this.#afterwards ??= "";
+    this.#note(sentence);
   }
 
   #showReturn(position) {
@@ -231,7 +247,7 @@ class Answer {
     if (this.#ledger.textContent === sentence) return;
     this.#ledger.textContent = sentence;
     this.#show();
-    announce(sentence);
+    if (sentence) announce(sentence);
   }
 
   async #end() {

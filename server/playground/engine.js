@@ -1,5 +1,6 @@
 // The live view: what `/status` says, again and again while the page is seen.
 
+import { sentence } from "./announce.js";
 import { askJson, hasKey, pause, Refused } from "./api.js";
 import { paintBlocks } from "./paint.js";
 
@@ -47,7 +48,7 @@ function mayAsk() {
 /** ms until the next look. */
 async function look() {
   try {
-    const status = await askJson("status");
+    const status = await askJson("status", { late: (words) => showNothing("unknown", "waiting", words) });
     show(status);
     for (const listener of listeners) listener(status);
     return listeners.size ? WATCHED_MS : EVERY_MS;
@@ -56,7 +57,7 @@ async function look() {
       showNothing("down", "no connection", "No answer from the server: nothing is known of its engine.");
       return AWAY_MS;
     }
-    showNothing("unknown", "not shown", `${error.message}.`);
+    showNothing("unknown", "not shown", sentence(error.message));
     return Infinity;
   }
 }

@@ -1,7 +1,7 @@
 // One streamed answer, read to its end whatever happens to the connection: after a cut it goes on behind the last
 // position that came, by Last-Event-ID, as the browser's own EventSource does. (EventSource itself can't POST.)
 
-import { answered, ask, begin, mayPass, pause, RETURN_MS, streamOf, Unanswered } from "./api.js";
+import { answered, ask, begin, pause, streamOf, Unanswered, waitOut } from "./api.js";
 import { EventParser, positionOf } from "./sse.js";
 
 export const SHOWN_CUT_MS = 2000; // a cut that somebody asked for stays so long, to be seen
@@ -18,9 +18,9 @@ export class Follower {
   doubled = 0; // positions that came twice
   cuts = 0; // of answers that had begun
 
-  /** `told` has the functions event(data), begun() when an answer begins, resumed(position), and away(onPurpose, said)
-   *  when nobody reads for a while: it was cut by this page or otherwise, or `said` is why no answer began. `signal`
-   *  ends it. */
+  /** `told` has the functions event(data), begun() when an answer begins, late(sentence) when none does, and
+   *  resumed(position); and away(onPurpose, said) when nobody reads for a while: it was cut by this page or otherwise, or
+   *  `said` is why no answer began. `signal` ends it. */
   constructor(told, signal) {
     this.#told = told;
     this.#signal = signal;
@@ -37,25 +37,28 @@ export class Follower {
   async read(path, options) {
     // The same request, sent again before its answer named the stream, finds the generation that it began.
     const headers = { ...options.headers, "Idempotency-Key": newName() };
-    let failures = 0;
-    for (;;) {
+    for (let failures = 0; ; ) {
       const before = this.position;
-      let said = "";
+      let failure = new Unanswered("The connection broke.");
       this.#reading = false;
       try {
         if (await this.#readOnce(path, { ...options, headers })) return;
       } catch (error) {
         if (this.#signal.aborted) throw this.#signal.reason;
-        if (!this.#cutOnPurpose && !(mayPass(error) && (this.stream || error instanceof Unanswered))) throw error;
-        if (!this.#reading && !this.#cutOnPurpose) said = error.message;
+        failure = error;
       }
       if (this.position > before) failures = 0;
-      if (failures === RETURN_MS.length) throw new Unanswered("The server can't be reached.");
       if (this.#reading) this.cuts++;
-      this.#told.away(this.#cutOnPurpose, said);
-      await pause(this.#cutOnPurpose ? SHOWN_CUT_MS : RETURN_MS[failures++], this.#signal);
-      this.#cutOnPurpose = false;
+      if (this.#cutOnPurpose) await this.#stayAway();
+      else if (!this.stream && !(failure instanceof Unanswered)) throw failure;
+      else await waitOut(failure, failures++, this.#signal, (said) => this.#told.away(false, this.#reading ? "" : said));
     }
+  }
+
+  async #stayAway() {
+    this.#told.away(true, "");
+    await pause(SHOWN_CUT_MS, this.#signal);
+    this.#cutOnPurpose = false;
   }
 
   /** Whether the end came. */
@@ -65,8 +68,8 @@ export class Follower {
     const either = AbortSignal.any([signal, this.#signal]);
     let comesBack = this.stream !== "";
     const answer = comesBack
-      ? await ask(`v1/streams/${this.stream}`, { headers: this.#place(), signal: either })
-      : await begin(path, { ...options, signal }, this.#signal);
+      ? await ask(`v1/streams/${this.stream}`, { headers: this.#place(), signal: either, late: this.#told.late })
+      : await begin(path, { ...options, signal, late: this.#told.late }, this.#signal);
     if (answer.status === 204) return true;
     this.stream = streamOf(answer);
     this.#reading = true;

@@ -1,10 +1,12 @@
 // Four ways to read the same answer. Each is a function (query, told, signal): it begins a stream by GET /v1/generate,
-// or the same on a WebSocket, tells of what comes by told.requests(), told.bytes(n) and told.tokens(texts), and
-// resolves at the end. It sets `told.stream` once it knows the id, so that the stream can be cancelled; one whose id
+// or the same on a WebSocket, tells of what comes by told.requests(), told.bytes(n) and told.tokens(texts), by
+// told.waits(sentence) why nothing comes, and resolves at the end. It sets `told.stream` once it knows the id, so that the stream can be cancelled; one whose id
 // isn't known yet when `signal` ends it is cancelled by the lane itself. `told.token` is the field for addresses, where
 // a key is used.
 
-import { answered, ask, begin, cancel, pause, socketAddress, streamOf } from "./api.js";
+import {
+  answered, ask, askJson, begin, cancel, LEASE_S, patiently, pause, RETURN_MS, socketAddress, streamOf, tokenField, Unanswered,
+} from "./api.js";
 import { positionOf } from "./sse.js";
 
 const POLL_EVERY_MS = 250;
@@ -23,13 +25,16 @@ function textsOf(chunks) {
 
 async function polling(query, told, signal) {
   told.requests();
-  const json = { headers: { Accept: "application/json" }, signal };
+  const json = { headers: { Accept: "application/json" }, signal, late: told.waits };
   const stream = streamOf(await begin(`v1/generate?${query}`, { headers: json.headers }, signal));
   told.stream = stream;
-  for (let after = -1; ; ) {
+  const poll = async (after) => {
     told.requests();
     const answer = await ask(`v1/streams/${stream}?after=${after}`, json);
-    const body = await answered(answer.text(), signal);
+    return answered(answer.text(), signal);
+  };
+  for (let after = -1; ; ) {
+    const body = await patiently(() => poll(after), signal, told.waits);
     told.bytes(sizeOf(body));
     const { events, next, outcome } = JSON.parse(body);
     told.tokens(textsOf(events.map(({ data }) => data)));
@@ -57,23 +62,21 @@ async function chunked(query, told, signal) {
   }
 }
 
+/** By itself the browser comes back to where it was, but not once the server refuses it, as when the token in its address
+ *  is a minute old. Then the page asks for the reason, and where there is none any more comes back with a new token. */
 function sse(query, told, signal) {
-  told.requests();
   return new Promise((resolve, reject) => {
-    const source = new EventSource(`v1/generate?${told.token}${query}`);
+    let source, position = -1, lostAt = null;
     const end = (settle, value) => {
       source.close();
       settle(value);
     };
-    signal.addEventListener("abort", () => {
-      reject(signal.reason);
-      if (told.stream) source.close(); // else the first event names what is to be cancelled
-    }, { once: true });
-    source.onmessage = ({ data, lastEventId }) => {
+    const take = ({ data, lastEventId }) => {
       told.stream ??= lastEventId.slice(0, lastEventId.lastIndexOf(":"));
       if (signal.aborted) return end(cancel, told.stream);
-      const first = positionOf(lastEventId) === 0;
-      told.bytes(sizeOf(`data: ${data}\nid: ${lastEventId}\n\n`) + (first ? RETRY_BYTES : 0));
+      position = positionOf(lastEventId);
+      lostAt = null;
+      told.bytes(sizeOf(`data: ${data}\nid: ${lastEventId}\n\n`) + (position === 0 ? RETRY_BYTES : 0));
       if (data === "[DONE]") return end(resolve);
       try {
         told.tokens(textsOf([JSON.parse(data)]));
@@ -81,13 +84,38 @@ function sse(query, told, signal) {
         end(reject, error);
       }
     };
-    source.onerror = () => {
-      // By itself it comes back to where it was; closed is what the server refused.
+    const lose = () => {
+      lostAt ??= performance.now();
       if (signal.aborted) source.close();
-      else if (source.readyState === EventSource.CLOSED) whyRefused(query, signal).then(reject);
-      else told.requests();
+      else if (performance.now() - lostAt > LEASE_S * 1000) end(reject, new Unanswered("The server can't be reached."));
+      else if (source.readyState !== EventSource.CLOSED) {
+        told.requests();
+        told.waits("The connection broke; the browser tries again.");
+      } else if (told.stream) comeBack().catch(reject);
+      else whyRefused(query, signal).then(reject);
     };
+    const read = (address) => {
+      told.requests();
+      source = new EventSource(address);
+      Object.assign(source, { onmessage: take, onerror: lose });
+    };
+    const comeBack = async () => {
+      await pause(RETURN_MS[0], signal);
+      read(await patiently(() => wayBack(told, position, signal), signal, told.waits));
+    };
+    signal.addEventListener("abort", () => {
+      reject(signal.reason);
+      if (told.stream) source.close(); // else the first event names what is to be cancelled
+    }, { once: true });
+    read(`v1/generate?${told.token}${query}`);
   });
+}
+
+/** The address of what comes behind `position`, with a new token. Rejects where the server would refuse it. */
+async function wayBack({ stream, requests }, position, signal) {
+  requests();
+  await askJson(`v1/streams/${stream}?after=${position}`, { headers: { Accept: "application/json" }, signal });
+  return `v1/streams/${stream}?${await tokenField()}after=${position}`;
 }
 
 function webSocket(query, told, signal) {
@@ -108,10 +136,13 @@ function webSocket(query, told, signal) {
       socket.close();
     };
     signal.addEventListener("abort", () => {
-      if (opened) socket.send(JSON.stringify({ type: "cancel", id: message.id }));
-      end(reject, signal.reason);
+      reject(signal.reason);
+      if (!opened) return; // closed now, it would be logged as a fault
+      socket.send(JSON.stringify({ type: "cancel", id: message.id }));
+      socket.close();
     }, { once: true });
     socket.onopen = () => {
+      if (signal.aborted) return socket.close();
       opened = true;
       socket.send(JSON.stringify(message));
     };

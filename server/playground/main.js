@@ -1,5 +1,6 @@
 // The page's parts, put together.
 
+import { sentence } from "./announce.js";
 import { askJson, Refused, setKey } from "./api.js";
 import { startChat } from "./chat.js";
 import { lookAgain, startEngine } from "./engine.js";
@@ -38,7 +39,7 @@ async function triedKey() {
     await askJson("v1/models");
     return "The key is good. A reload forgets it.";
   } catch (error) {
-    return error instanceof Refused ? `${error.message}.` : `${error.message} The key is not tried yet.`;
+    return error instanceof Refused ? sentence(error.message) : `${error.message} The key is not tried yet.`;
   }
 }
 

@@ -1,7 +1,7 @@
 // The race: the same prompt at temperature 0, so that all four say the same, and what each of them costs.
 
-import { announce } from "./announce.js";
-import { answered, begin, cancel, lossOf, tokenField } from "./api.js";
+import { announce, sentence } from "./announce.js";
+import { answered, begin, cancel, lossOf, soon, tokenField } from "./api.js";
 import { onPress, setUsable } from "./controls.js";
 import { bytes, milliseconds, Pace } from "./figures.js";
 import { LANES } from "./lanes.js";
@@ -37,7 +37,7 @@ async function race() {
   const lanes = LANES.map((lane, n) => new Lane(lane, views[n]));
   const query = queryOf(at("race-tokens").value);
   // What is refused now each lane would be refused, and not all of them would hear why.
-  const token = prepare(signal);
+  const token = prepare(signal, (words) => lanes.forEach((lane) => lane.wait(words)));
   let racing = true;
   const paint = () => {
     const latest = Math.max(...lanes.map((lane) => lane.pace.arrivals.at(-1) ?? 0));
@@ -49,7 +49,8 @@ async function race() {
   await Promise.all(lanes.map((lane) => lane.run(query, token, signal)));
   racing = false;
   paint();
-  const end = signal.aborted ? "The race was stopped." : "The race is over.";
+  const some = lanes.some((lane) => lane.pace.pieces);
+  const end = signal.aborted ? "The race was stopped." : some ? "The race is over." : "The race brought no text.";
   announce(`${end} ${lanes.map((lane) => lane.summary).join(" ")}`);
   ending = null;
   setRacing(false);
@@ -61,8 +62,8 @@ function queryOf(maxTokens) {
 
 /** Of four equal prompts the first is computed for all, and would win: so that is done before. And the token is here
  *  before anyone needs it. */
-async function prepare(signal) {
-  const answer = await begin(`v1/generate?${queryOf(1)}`, { headers: { Accept: "text/plain" } }, signal);
+async function prepare(signal, late) {
+  const answer = await begin(`v1/generate?${queryOf(1)}`, { headers: { Accept: "text/plain" }, late }, signal);
   await answered(answer.text(), signal);
   const token = await tokenField();
   signal.throwIfAborted();
@@ -110,6 +111,7 @@ class Lane {
   #requests = 0;
   #unshown = "";
   #error = "";
+  #waits = ""; // why nothing comes now
 
   constructor(lane, view) {
     this.#lane = lane;
@@ -119,11 +121,17 @@ class Lane {
   }
 
   async run(query, token, signal) {
+    let begun = () => {};
     const told = {
       token: "",
       stream: undefined,
       requests: () => this.#requests++,
-      bytes: (count) => (this.#bytes += count),
+      waits: (words) => this.wait(words),
+      bytes: (count) => {
+        this.#bytes += count;
+        begun();
+        this.wait("");
+      },
       tokens: (texts) => {
         if (texts.length) this.pace.arrive(texts.length);
         this.#unshown += texts.join("");
@@ -132,6 +140,8 @@ class Lane {
     try {
       told.token = await token;
       this.pace = new Pace(); // what was prepared is no part of the race
+      this.wait("");
+      begun = soon(told.waits); // a first event comes as soon as the server has the request
       await this.#lane.run(query, told, signal);
       this.#view.card.dataset.state = "done";
     } catch (error) {
@@ -139,6 +149,12 @@ class Lane {
       if (!signal.aborted) this.#error = told.stream ? lossOf(error) : error.message;
       if (told.stream) await cancel(told.stream);
     }
+    begun();
+    this.wait("");
+  }
+
+  wait(words) {
+    this.#waits = words;
   }
 
   show(span) {
@@ -154,12 +170,13 @@ class Lane {
       text.scrollTop = text.scrollHeight;
       this.#unshown = "";
     }
-    note.textContent = this.#error;
+    const words = this.#error || this.#waits;
+    if (note.textContent !== words) note.textContent = words;
   }
 
   get summary() {
     const { ttft, longestGap } = this.pace;
     const came = ttft === null ? "nothing came." : `first text after ${milliseconds(ttft)}, longest gap ${milliseconds(longestGap)}.`;
-    return `${this.#lane.name}: ${this.#error || came}`;
+    return `${this.#lane.name}: ${sentence(this.#error || came)}`;
   }
 }

@@ -2,7 +2,7 @@
 // it for gone: between two polls the engine may run one credit window ahead, and then parks the stream.
 
 import { announce } from "./announce.js";
-import { askJson, begin, cancel, lossOf, mayPass, pause, Refused, RETURN_MS, streamOf, tryingAgain } from "./api.js";
+import { askJson, begin, cancel, LEASE_S, lossOf, patiently, pause, Refused, streamOf } from "./api.js";
 import { onPress, setUsable } from "./controls.js";
 import { lookAgain, onStatus } from "./engine.js";
 import { plural } from "./figures.js";
@@ -16,7 +16,7 @@ const STRIP_MS = 30_000;
 const ID_CHARS = 8; // of a stream's id in /status
 const ENDED_WELL = ["stop", "length", "tool_calls"];
 // The server takes a reader that asks for nothing for so long (--resume-ttl) for gone: half of that is soon enough.
-const POLL_MS = Number(document.documentElement.dataset.lease) * 500;
+const POLL_MS = LEASE_S * 500;
 
 // What the page itself knows of a stream, beside the states and outcomes that the server tells.
 const WORDS = { unknown: "not known", none: "not begun" };
@@ -86,7 +86,9 @@ class SlowReader {
   async #readAll(signal) {
     const query = new URLSearchParams({ prompt: PROMPT, max_tokens: MAX_TOKENS, ignore_eos: "true" });
     query.set("stream_options", JSON.stringify({ include_usage: true }));
-    const answer = await begin(`v1/generate?${query}`, { headers: { Accept: "application/json" } }, signal);
+    const options = { headers: { Accept: "application/json" }, late: (sentence) => this.#note(sentence) };
+    const answer = await begin(`v1/generate?${query}`, options, signal);
+    this.#note("");
     this.#stream = streamOf(answer);
     lookAgain();
     for (let after = -1; !this.#outcome; ) {
@@ -102,21 +104,10 @@ class SlowReader {
   }
 
   /** The next events. A server that doesn't answer is asked again for a while. */
-  async #poll(after, signal) {
+  #poll(after, signal) {
     const json = { headers: { Accept: "application/json" }, signal };
     const address = `v1/streams/${this.#stream}?after=${after}&wait=${this.#taken.length ? 0 : WAIT_S}`;
-    for (let failures = 0; ; failures++) {
-      try {
-        const answer = await askJson(address, json);
-        if (failures) this.#note("");
-        return answer;
-      } catch (error) {
-        if (signal.aborted || !mayPass(error) || failures === RETURN_MS.length) throw error;
-        this.#become("unknown");
-        this.#note(tryingAgain(error.message));
-      }
-      await pause(RETURN_MS[failures], signal);
-    }
+    return patiently(() => askJson(address, json), signal, (sentence) => this.#note(sentence));
   }
 
   /** At the slider's pace, as it is from moment to moment, until it is time to ask again. */
@@ -171,6 +162,7 @@ class SlowReader {
   }
 
   #note(sentence) {
+    if (at("slow-note").textContent === sentence) return;
     at("slow-note").textContent = sentence;
     if (sentence) announce(`The slow reader: ${sentence}`);
   }

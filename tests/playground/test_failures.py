@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.playground.conftest import Console, Open, Site
-from tests.playground.test_page import expect, number, say, text_of, wait_done, wait_text
+from tests.playground.test_page import LANES, expect, number, say, text_of, wait_done, wait_text
+from tests.support.cutter import Cutter
 from tests.support.probes import kill_engine, words
 from tests.support.serving import Server, until
 
@@ -75,10 +76,13 @@ def test_a_slow_reader_comes_back_to_a_server_that_was_silent(plain: Site, open_
     page.locator("#slow-rate").fill("40")
     page.click("#slow-start")
     until(lambda: number(page, "#slow-read") > 20, "some text")
-    page.route("**/v1/streams/**", lambda route: route.abort())
+    tries: list[Any] = []
+    page.route("**/v1/streams/**", lambda route: tries.append(route.abort()))
+    until(lambda: page.evaluate("1") and len(tries) > 2, "several tries")
     expect(page.locator("#slow-note")).to_have_text("The server doesn't answer; trying again.")
     page.unroute("**/v1/streams/**")
     expect(page.locator("#slow-note")).to_be_empty()
+    assert page.locator("#announcements").text_content().count("trying again") == 1
     expect(page.locator("#slow-state")).to_have_text("finished")
     assert words(f" {page.locator('#slow-text').text_content().strip()}") == 1500
 
@@ -124,12 +128,12 @@ def test_a_server_that_is_silent_is_not_said_to_keep_a_stream(plain: Site, open_
     console.allowed = BROWSERS_OWN
     page = open_page(plain)
     page.route("**/v1/chat/completions", lambda route: route.abort())
-    turn = say(page, "go", tokens=3)
+    turn = say(page, "sentences")
     expect(turn.locator(".ledger")).to_have_text("The server doesn't answer; trying again.")
     expect(page.locator("#cut")).to_be_disabled()
     page.unroute("**/v1/chat/completions")
     wait_done(turn)
-    expect(turn.locator(".ledger")).to_have_text("Ended at the limit in Settings: 3 tokens.")
+    expect(turn.locator(".ledger")).to_have_text("Answered after trying again.")
     told = page.locator("#announcements").text_content()
     assert "parked" not in told and "-1" not in told
 
@@ -230,6 +234,10 @@ def test_every_lane_says_why_it_got_nothing(keyed: Site, open_page: Open, consol
     page.click("#race-start")
     for lane in page.locator(".lane").all():
         expect(lane.locator(".ledger")).to_contain_text("an API key is needed")
+    expect(page.locator("#announcements p").last).to_have_text(
+        "The race brought no text. "
+        + " ".join(f"{name}: an API key is needed: Authorization: Bearer KEY." for name in LANES)
+    )
     assert all(error.startswith(BROWSERS_OWN) for error in console.errors) and len(console.errors) == 1
 
 
@@ -244,6 +252,38 @@ def test_a_refused_event_source_says_why(plain: Site, open_page: Open, console: 
     expect(page.locator("#race-start")).to_be_enabled()
     for n in range(3):  # a WebSocket is another route
         expect(page.locator(f".lane >> nth={n}").locator(".ledger")).to_have_text("too many streams")
+
+
+def test_lanes_that_can_come_back_to_their_stream_do(keyed: Site, open_page: Open, console: Console) -> None:
+    """The SSE lane's connection is cut when the token in its address is too old, and for a while nothing else is
+    answered."""
+    console.allowed = BROWSERS_OWN
+    too_old = refuse(401, "the token is not known, or its minute is over")
+    asked: list[str] = []
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.url)
+        route.continue_() if len(asked) == 1 else too_old(route)
+
+    with Cutter(keyed.server.port, [10_000], path="/v1/generate?token=") as relay:
+        page = open_page(Site(keyed.server, f"{relay.url}/", keyed.key, "http/1.1"))
+        expect(page.locator("#key-note")).to_contain_text("The key is good")
+        page.fill("#race-tokens", "200")
+        polling, _, sse, _ = page.locator(".lane").all()
+        page.route("**/v1/generate?token=*", answer)
+        page.click("#race-start")
+        expect(polling.locator(".text")).not_to_be_empty()
+        page.route("**/v1/streams/**", lambda route: route.abort())
+        for lane in (polling, sse):
+            expect(lane.locator(".ledger")).to_have_text("The server doesn't answer; trying again.")
+        page.unroute("**/v1/streams/**")
+        expect(page.locator("#race-start")).to_be_enabled()
+        for lane in page.locator(".lane").all():
+            expect(lane).to_have_attribute("data-state", "done")
+            expect(lane.locator(".ledger")).to_be_empty()
+            assert words(lane.locator(".text").text_content()) == 200
+        assert len(asked) == 2
+        page.context.close()
 
 
 @pytest.mark.parametrize("field", ["#race-tokens", "#race-prompt"])

@@ -391,12 +391,17 @@ def test_a_screen_reader_is_told_sentences_and_no_tokens(plain: Site, open_page:
     assert len(said) <= 17  # two sentences in each of the eight lines
 
 
-def test_text_without_sentences_is_told_at_its_pauses(plain: Site, open_page: Open) -> None:
+def test_text_without_sentences_is_told_after_a_while_and_at_its_pauses(plain: Site, open_page: Open) -> None:
     page = open_page(plain)
-    turn = say(page, "go", tokens=30)
+    turn = say(page, "go", tokens=300)
+    wait_text(turn, 30)
+    expect(page.locator("#announcements p")).to_have_count(0)
+    page.evaluate("{ const now = performance.now.bind(performance); performance.now = () => now() + 5000; }")
+    expect(page.locator("#announcements p")).to_have_count(1)
+    assert turn.get_attribute("data-state") == "typing"
     wait_done(turn)
-    said = page.locator("#announcements p").all_text_contents()
-    assert said[0] == text_of(turn).strip()
+    begin, rest, _ = page.locator("#announcements p").all_text_contents()
+    assert f"{begin} {rest}" == text_of(turn).strip()
 
 
 def test_what_is_new_is_in_sight_unless_somebody_reads_above(plain: Site, open_page: Open) -> None:
@@ -413,6 +418,15 @@ def test_what_is_new_is_in_sight_unless_somebody_reads_above(plain: Site, open_p
     expect(turn.locator(".ledger")).to_contain_text("resumed")
     wait_text(turn, len(text_of(turn)) + 50)
     assert page.evaluate("log.scrollTop") == 0
+
+
+def test_the_browser_s_text_size_is_that_of_all_text(plain: Site, open_page: Open) -> None:
+    page = open_page(plain, width=480)
+    size = "[document.body, message, send].map((part) => parseFloat(getComputedStyle(part).fontSize))"
+    before = page.evaluate(size)
+    page.context.new_cdp_session(page).send("Page.setFontSizes", {"fontSizes": {"standard": 32}})
+    assert page.evaluate(size) == [2 * each for each in before]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 480
 
 
 @pytest.mark.parametrize("width", [240, 360, 800, 1180])
