@@ -2,8 +2,8 @@
 
 May import the standard library and engine's kernels. The libraries are in the wheels nvidia-cuda-nvrtc-cu12 and
 nvidia-cuda-runtime-cu12. `python -m tests.cuda_on_cpu.nvrtc` compiles every instance for every architecture (or for
-those named behind it) and writes registers.tsv: how many registers each kernel takes, the most of any group and block
-size.
+those named behind it) and writes registers.tsv: how many registers each kernel takes and how many bytes it spills, the
+most of any group and block size.
 """
 
 from __future__ import annotations
@@ -113,21 +113,24 @@ def shapes(kind: str, head_dim: int) -> Iterator[Shape]:
                 yield Shape(kind, group, 1, head_dim, head_dim, block_size, held)
 
 
-def read_table() -> dict[Key, int]:
-    """Registers by key."""
+def read_table() -> dict[Key, tuple[int, int]]:
+    """(registers, spilled bytes) by key."""
     lines = [line.split("\t") for line in TABLE.read_text().splitlines()[1:]]
-    return {(kernel, kind, int(dim), arch): int(count) for kernel, kind, dim, arch, count in lines}
+    return {
+        (kernel, kind, int(dim), arch): (int(used), int(spilled)) for kernel, kind, dim, arch, used, spilled in lines
+    }
 
 
 def main(architectures: Sequence[str]) -> int:
     """The whole matrix, or of some architectures alone."""
-    most: dict[Key, int] = {}
+    most: dict[Key, tuple[int, int]] = {}
     spills = 0
 
     def take(found: Iterator[tuple[Key, Usage]], what: object) -> None:
         nonlocal spills
         for key, usage in found:
-            most[key] = max(most.get(key, 0), usage.registers)
+            used, spilled = most.get(key, (0, 0))
+            most[key] = max(used, usage.registers), max(spilled, usage.spilled_bytes)
             if usage.spilled_bytes:
                 spills += 1
                 print(f"{usage} spills: {what} {key}", flush=True)
@@ -141,9 +144,9 @@ def main(architectures: Sequence[str]) -> int:
                     take(usages_of(shape, architecture), shape)
                     compiled += len(files_of(shape))
         print(f"{architecture}: {compiled} files compiled so far", flush=True)
-    kept = {key: count for key, count in read_table().items() if key[3] not in architectures}
-    lines = ["\t".join(map(str, (*key, count))) for key, count in sorted({**kept, **most}.items())]
-    TABLE.write_text("\n".join(["kernel\tkind\thead_dim\tarchitecture\tregisters", *lines]) + "\n")
+    kept = {key: counts for key, counts in read_table().items() if key[3] not in architectures}
+    lines = ["\t".join(map(str, (*key, *counts))) for key, counts in sorted({**kept, **most}.items())]
+    TABLE.write_text("\n".join(["kernel\tkind\thead_dim\tarchitecture\tregisters\tspilled_bytes", *lines]) + "\n")
     print(f"{compiled} files compiled, {spills} kernels spill")
     return 1 if spills else 0
 

@@ -24,13 +24,14 @@ def test_kernels_compile_within_their_registers(architecture: str) -> None:
         found += nvrtc.usages_of(shape, architecture)
     for key, usage in found:
         assert usage.spilled_bytes == 0, f"{key} spills {usage.spilled_bytes} bytes"
-        assert usage.registers <= table[key], f"{key} takes {usage.registers} registers, not {table[key]} as before"
+        assert usage.registers <= table[key][0], f"{key} takes {usage.registers} registers, not {table[key][0]}"
 
 
 def test_the_table_holds_every_instance() -> None:
     table = nvrtc.read_table()
     kernels = {kernel for kernel, _, dim, _ in table if dim}
     assert kernels >= {"paged_attention", "paged_attention_merge", "paged_prefill", "kv_write", "kv_gather"}
+    assert not any(spilled for _, spilled in table.values())
     wanted = {
         (kernel, kind, dim, architecture)
         for kernel in kernels
