@@ -93,9 +93,12 @@ class CUDAStep:
         self._decoder.allocate(blocks, block_size)
         self._block_size = block_size
         self._replays.clear()  # they know where the cache was
+
+    def measure(self, blocks: int) -> None:
+        """How large keys and values become, where they are stored as bytes; before anything is in the cache."""
         if self._attention.scaled:
             with self._attention.measure():
-                self._decoder.forward(*_sample_text(self._vocab, blocks, block_size))
+                self._decoder.forward(*_sample_text(self._vocab, blocks, self._block_size))
 
     def capture(self, rows_max: int, context_tokens_max: int, progress: Callable[[str, int, int], None]) -> None:
         """Makes the graphs of decode steps: up to so many sequences of up to so many tokens."""

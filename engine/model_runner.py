@@ -136,6 +136,9 @@ class ModelRunner:
         except RuntimeError:
             size = blocks * self.block_bytes(block_size) / 2**30
             raise ModelError(f"{blocks} KV blocks need {size:.1f} GiB of memory; ask for fewer") from None
+        if self._cuda is not None:
+            with torch.inference_mode():
+                self._cuda.measure(blocks)
 
     @torch.inference_mode()
     def prepare(self, running_max: int, progress: Callable[[str, int, int], None]) -> None:
