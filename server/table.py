@@ -234,16 +234,16 @@ class StreamTable:
         if hello is None:
             raise Busy(503, "the engine is starting", 2)
         if len(self._live) >= self.limits.streams_max:
-            raise Busy(503, f"the server has {len(self._live)} streams, its limit", 2)
+            raise Busy(503, f"the server's limit of streams ({len(self._live)}) is reached", 2)
         queued = self._queued + len(parts)
         free = self.limits.queue_max + hello.running_max - queued
         if free < 0:
-            raise Busy(503, f"{self._queued} sequences wait already, the limit", 5)
+            raise Busy(503, f"the server's limit of waiting sequences ({self._queued}) is reached", 5)
         if queued > hello.running_max and self._allowance.several:
             # A key may hold as much of the queue as it leaves free, so that others always find room.
             mine = self._queued_of.get(key, 0) + len(parts)
             if mine > free:
-                raise Busy(429, f"{mine - len(parts)} sequences of this key wait already, its share of the queue", 5)
+                raise Busy(429, f"this key's share of the queue is taken, by {mine - len(parts)} of its sequences", 5)
         self._allowance.start(key, sum(len(p.prompt) for p in parts if p.sampling.choice_index == 0))
 
     def _count_queued(self, choice: Choice, more: int) -> None:

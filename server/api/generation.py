@@ -120,8 +120,8 @@ class Generation:
         limit = self.model.hello.context_tokens_max
         sequences = len(prompts) * (request.n or 1)
         if sequences > self.table.limits.queue_max:
-            message = f"{len(prompts)} prompts with n={request.n or 1} are {sequences} sequences"
-            raise errors.invalid("n", f"{message}; a request may have {self.table.limits.queue_max}", "out_of_range")
+            message = f"with n={request.n or 1} for each prompt ({len(prompts)}) the request has {sequences} sequences"
+            raise errors.invalid("n", f"{message}; it may have {self.table.limits.queue_max}", "out_of_range")
         seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
         stop_ids, bias = self._stop_ids(request), self._bias(request)
         parts: list[Part] = []

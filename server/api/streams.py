@@ -137,7 +137,7 @@ def _resume_plain(generation: Generation, metrics: Metrics, stream: Stream, skip
     check_position(metrics, stream, -1)
     held = sum(len(unescaped(event.text)) for event in stream.log.slice(0, stream.log.end))
     if skip > held and stream.outcome is None:
-        raise invalid("after_bytes", f"{skip} bytes have not come yet; the stream is at {held}")
+        raise invalid("after_bytes", f"byte {skip} has not come yet; the stream is at {held}")
     if stream.outcome is not None and stream.outcome.success and skip >= held:
         metrics.resumes["finished"] += 1
         return Response(204)

@@ -285,7 +285,7 @@ class Limiter:
         if wait_s := max(for_requests, for_tokens):
             bucket, what = (requests, "requests") if for_requests >= for_tokens else (tokens, "tokens")
             assert bucket is not None
-            raise Busy(429, f"this key's limit of {bucket.per_minute} {what} a minute is reached", _whole(wait_s))
+            raise Busy(429, f"this key's limit of {what} a minute ({bucket.per_minute}) is reached", _whole(wait_s))
 
     def _settled(self, key: str) -> Account:
         account = self._account(key)

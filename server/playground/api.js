@@ -1,8 +1,11 @@
 // How the page asks the server: the key, errors as sentences, the short-lived token for what can send no header.
 // All addresses are relative, so that the page also works below a proxy's path.
 
+import { plural } from "./figures.js";
+
 let key = "";
 const keys = new EventTarget(); // "given": `key` was set
+const keyMatters = document.documentElement.dataset.key === "needed";
 
 /** How long in seconds the server keeps a stream that nobody reads (--resume-ttl). */
 export const LEASE_S = Number(document.documentElement.dataset.lease);
@@ -26,9 +29,19 @@ export function hasKey() {
   return key !== "";
 }
 
-/** Call `listener` whenever a key is given. */
-export function onKey(listener) {
-  keys.addEventListener("given", listener);
+/** Call `listener` once, when the next key is given. */
+export function onNextKey(listener) {
+  keys.addEventListener("given", listener, { once: true });
+}
+
+/** Whether a key is given within `ms`. */
+function keyWithin(ms, signal) {
+  const given = new AbortController();
+  onNextKey(() => given.abort());
+  return pause(ms, AbortSignal.any([signal, given.signal])).then(() => false, () => {
+    signal.throwIfAborted();
+    return true;
+  });
 }
 
 /** A refusal: `reason` is the server's own sentence, `waitS` after how many seconds it may be otherwise (0: not told). */
@@ -97,9 +110,15 @@ export function streamOf(answer) {
   return answer.headers.get("X-Stream-Id");
 }
 
-/** Sleep after the failure number `failures` (from 0 on) of a request about a stream, as long as it may pass; `told`
- *  hears a sentence about it first. Rejects when nothing is to be hoped for. */
+/** Sleep after the failure number `failures` (from 0 on) of a request about a stream, as long as it may pass, or until
+ *  another key is given in place of a wrong one; `told` hears a sentence about it first. Rejects when nothing is to be
+ *  hoped for. */
 export async function waitOut(error, failures, signal, told) {
+  if (error.status === 401 && keyMatters) {
+    told(`${error.reason}; with a good one it goes on.`);
+    if (await keyWithin(LEASE_S * 1000, signal)) return;
+    throw error;
+  }
   if (!(error instanceof Unanswered || BUSY.includes(error.status))) throw error;
   if (failures === RETURN_MS.length) throw error.status ? error : new Unanswered("The server can't be reached.");
   told(`${(error.reason ?? error.message).replace(/\.$/, "")}; trying again.`);
@@ -156,6 +175,10 @@ export async function cancel(stream) {
     return "";
   }
 }
+
+/** What to say of a stop for which `cancel` gave "". */
+export const UNCONFIRMED =
+  `Stopped here, but the server didn't confirm it. It ends a stream that nobody reads after ${plural(LEASE_S, "second")}.`;
 
 /** The address of a WebSocket on this server. */
 export function socketAddress(path) {

@@ -1,7 +1,7 @@
 // The conversation: what was said, the answer as it comes, the cut, and what came of it.
 
 import { announce, Speaker } from "./announce.js";
-import { ask, cancel, lossOf } from "./api.js";
+import { ask, cancel, lossOf, UNCONFIRMED } from "./api.js";
 import { complain, onPress, setUsable } from "./controls.js";
 import { milliseconds, Pace, plural } from "./figures.js";
 import { Follower, SHOWN_CUT_MS } from "./follow.js";
@@ -19,12 +19,12 @@ let current = null; // the answer that is being read
 export function startChat() {
   at("chat-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    say(message.value);
+    say(message.value, message);
   });
   message.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    say(message.value);
+    say(message.value, message);
   });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") current?.stop();
@@ -38,6 +38,7 @@ export function startChat() {
     if (log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_THE_END_PX) following = true;
     top = log.scrollTop;
   });
+  at("settings").addEventListener("toggle", keepUp); // they take their room from the log's
   onPress(stop, () => current.stop());
   onPress(cut, () => current.cut());
   setBusy(false);
@@ -53,8 +54,9 @@ function clear() {
   message.focus();
 }
 
-async function say(text) {
-  if (current || !text.trim() || complain([temperature, maxTokens])) return;
+/** Send `text`, unless one of the fields that it takes (`from` is its own) can't be sent. */
+async function say(text, ...from) {
+  if (current || complain([...from, temperature, maxTokens])) return;
   message.value = "";
   welcome.remove();
   turns.push({ role: "user", content: text });
@@ -157,7 +159,8 @@ class Answer {
   stop() {
     if (this.#ending.signal.aborted) return;
     this.#ending.abort(new Error("stopped"));
-    if (this.#follower.stream) cancel(this.#follower.stream);
+    const { stream } = this.#follower;
+    if (stream) cancel(stream).then((outcome) => outcome || this.#note(UNCONFIRMED));
   }
 
   get failed() {

@@ -15,8 +15,13 @@ export function onPress(button, act) {
   button.addEventListener("click", () => isUsable(button) && act());
 }
 
-/** Whether one of `fields` holds what can't be sent: then it is shown, wherever it is folded away, and says why. */
+/** Whether one of `fields` holds what can't be sent: then it is shown, wherever it is folded away, and says why. A text
+ *  of spaces is none. */
 export function complain(fields) {
+  for (const field of fields) {
+    field.setCustomValidity(field.type === "number" || field.value.trim() ? "" : "Write something here first.");
+    field.addEventListener("input", () => field.setCustomValidity(""), { once: true });
+  }
   const wrong = fields.find((field) => !field.checkValidity());
   if (!wrong) return false;
   const folded = wrong.closest("details");

@@ -57,7 +57,8 @@ async function look() {
       showNothing("down", "no connection", "No answer from the server: nothing is known of its engine.");
       return AWAY_MS;
     }
-    showNothing("unknown", "not shown", sentence(error.message));
+    const whose = error.status === 403 ? "The operator keeps the engine's view inside: " : "";
+    showNothing("unknown", "not shown", sentence(whose + error.message));
     return Infinity;
   }
 }

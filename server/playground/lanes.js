@@ -5,7 +5,7 @@
 // a key is used.
 
 import {
-  answered, ask, askJson, begin, cancel, LEASE_S, patiently, pause, RETURN_MS, socketAddress, streamOf, tokenField, Unanswered,
+  answered, ask, askJson, begin, cancel, LEASE_S, patiently, pause, Refused, RETURN_MS, socketAddress, streamOf, tokenField, Unanswered,
 } from "./api.js";
 import { positionOf } from "./sse.js";
 
@@ -148,11 +148,11 @@ function webSocket(query, told, signal) {
     };
     socket.onmessage = ({ data }) => {
       told.bytes(sizeOf(data));
-      const { type, text, stream, error } = JSON.parse(data);
+      const { type, text, stream, error, retry_after } = JSON.parse(data);
       if (type === "started") told.stream = stream;
       else if (type === "token") told.tokens([text]);
       else if (type === "done") end(resolve);
-      else end(reject, new Error(error.message));
+      else end(reject, new Refused(0, error.message, retry_after));
     };
     socket.onclose = () => {
       if (opened) reject(new Error("The socket was closed."));

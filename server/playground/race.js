@@ -1,14 +1,15 @@
 // The race: the same prompt at temperature 0, so that all four say the same, and what each of them costs.
 
 import { announce, sentence } from "./announce.js";
-import { answered, begin, cancel, lossOf, soon, tokenField } from "./api.js";
-import { onPress, setUsable } from "./controls.js";
+import { answered, begin, cancel, lossOf, onNextKey, soon, tokenField, UNCONFIRMED } from "./api.js";
+import { complain, onPress, setUsable } from "./controls.js";
 import { bytes, milliseconds, Pace } from "./figures.js";
 import { LANES } from "./lanes.js";
 import { paintTicks } from "./paint.js";
 
 const FIGURES = ["TTFT", "ITL, mean", "longest gap", "pieces", "bytes", "requests"];
 const SPAN_STEP_MS = 2000;
+const TOO_LONG = [414, 431]; // of an address, or of a request's head
 
 const at = (id) => document.getElementById(id);
 const start = at("race-start"), stop = at("race-stop");
@@ -19,7 +20,7 @@ let ending = null;
 export function startRace() {
   at("race-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (!ending) race();
+    if (!ending && !complain([at("race-prompt"), at("race-tokens")])) race();
   });
   onPress(stop, () => ending.abort(new Error("stopped")));
   setRacing(false);
@@ -146,11 +147,20 @@ class Lane {
       this.#view.card.dataset.state = "done";
     } catch (error) {
       this.#view.card.dataset.state = signal.aborted ? "done" : "failed";
-      if (!signal.aborted) this.#error = told.stream ? lossOf(error) : error.message;
-      if (told.stream) await cancel(told.stream);
+      if (!signal.aborted) this.#fail(error, told.stream);
+      const outcome = told.stream ? await cancel(told.stream) : "";
+      if (signal.aborted && told.stream && !outcome) this.#error = UNCONFIRMED;
     }
     begun();
     this.wait("");
+  }
+
+  #fail(error, stream) {
+    this.#error = stream ? lossOf(error) : error.message;
+    if (TOO_LONG.includes(error.status)) this.#error = "The prompt is too long for an address, where the race puts it.";
+    if (error.status !== 401) return;
+    const { note } = this.#view;
+    onNextKey(() => note.textContent === this.#error && note.replaceChildren());
   }
 
   wait(words) {

@@ -2,7 +2,7 @@
 // it for gone: between two polls the engine may run one credit window ahead, and then parks the stream.
 
 import { announce } from "./announce.js";
-import { askJson, begin, cancel, LEASE_S, lossOf, patiently, pause, Refused, streamOf } from "./api.js";
+import { askJson, begin, cancel, LEASE_S, lossOf, onNextKey, patiently, pause, Refused, streamOf, UNCONFIRMED } from "./api.js";
 import { onPress, setUsable } from "./controls.js";
 import { lookAgain, onStatus } from "./engine.js";
 import { plural } from "./figures.js";
@@ -155,10 +155,12 @@ class SlowReader {
   async #breakOff(error) {
     const stopped = this.#ending.signal.aborted;
     this.#note(stopped ? "Stopped." : this.#stream ? lossOf(error) : error.message);
+    if (error.status === 401) onNextKey(() => reading === this && this.#note(""));
     if (this.#outcome) return;
     const outcome = this.#stream ? await cancel(this.#stream) : "";
-    if (outcome) this.#end(outcome);
-    else this.#become(!this.#stream && error instanceof Refused ? "none" : "unknown");
+    if (outcome) return this.#end(outcome);
+    if (stopped && this.#stream) this.#note(UNCONFIRMED);
+    this.#become(!this.#stream && error instanceof Refused ? "none" : "unknown");
   }
 
   #note(sentence) {
@@ -182,7 +184,8 @@ class SlowReader {
     place.textContent = words;
     place.dataset.state = this.#state;
     const pieces = { sent: this.#sent, read: this.#read, waits: this.#sent - this.#read };
-    at("slow-made").textContent = this.#made === null ? "–" : plural(this.#made, "token");
+    // The server was asked for its count a moment before the last poll.
+    at("slow-made").textContent = this.#made === null ? "–" : plural(Math.max(this.#made, this.#sent), "token");
     for (const [name, count] of Object.entries(pieces)) at(`slow-${name}`).textContent = plural(count, "piece");
     paintStates(at("slow-strip"), this.#changes, performance.now() - this.#began, STRIP_MS);
     at("slow-strip").setAttribute("aria-label", `The stream's state over time; now it is ${words}`);

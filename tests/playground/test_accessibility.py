@@ -50,5 +50,9 @@ def test_no_serious_fault(keyed: Site, open_page: Open, axe: str, scheme: str, w
 
 def test_colours_follow_the_scheme(keyed: Site, open_page: Open) -> None:
     colour = "getComputedStyle(document.body).backgroundColor"
-    light, dark = (open_page(keyed, scheme=scheme).evaluate(colour) for scheme in ("light", "dark"))
-    assert light != dark
+    light, dark = (open_page(keyed, scheme=scheme) for scheme in ("light", "dark"))
+    assert light.evaluate(colour) != dark.evaluate(colour)
+    light.emulate_media(forced_colors="active")
+    swatches = "['used', 'cached', 'free'].map((kind) => getComputedStyle(legend(kind), '::before').backgroundColor)"
+    used = light.evaluate(f"{{ const legend = (kind) => document.querySelector(`[data-kind=${{kind}}]`); {swatches} }}")
+    assert len({*used, light.evaluate(colour)}) == 4

@@ -166,9 +166,54 @@ def test_a_stream_that_the_server_forgot_is_lost(plain: Site, open_page: Open, c
 def test_what_got_no_answer_is_put_back(plain: Site, open_page: Open, console: Console) -> None:
     console.allowed = BROWSERS_OWN
     page = open_page(plain)
-    page.route("**/v1/chat/completions", refuse(503, "no room"))
-    expect(say(page, "a long question").locator(".ledger")).to_have_text("no room")
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=503, headers={"Retry-After": "7"}, json={"error": {"message": "no room"}}),
+    )
+    expect(say(page, "a long question").locator(".ledger")).to_have_text("no room; try again in 7 s")
     expect(page.locator("#message")).to_have_value("a long question")
+
+
+def test_a_stop_that_the_server_did_not_hear_of_is_not_called_one(
+    plain: Site, open_page: Open, console: Console
+) -> None:
+    console.allowed = BROWSERS_OWN
+    page = open_page(plain)
+    lost: list[str] = []
+
+    def lose(route: Any) -> None:
+        lost.append(route.request.url)
+        route.abort()
+
+    page.route("**/v1/streams/**", lose)
+    turn = say(page, "go", tokens=100_000)
+    wait_text(turn, 30)
+    page.keyboard.press("Escape")
+    expect(turn.locator(".ledger")).to_have_text(
+        "Stopped here, but the server didn't confirm it. It ends a stream that nobody reads after 30 seconds."
+    )
+    plain.server.ask("DELETE", lost[0].removeprefix(plain.url[:-1]))
+
+
+def test_a_request_that_waits_for_a_connection_says_so(plain: Site, open_page: Open) -> None:
+    page = open_page(plain)
+    expect(page.locator("#health")).to_have_text("ready")
+    six = page.evaluate("""() => {
+        const each = (prompt) => fetch(`v1/generate?prompt=${prompt}&max_tokens=100000`);
+        return Promise.all([..."abcdef"].map(each)).then((six) => six.map(({headers}) => headers.get("X-Stream-Id")));
+    }""")
+    turn = say(page, "sentences")
+    expect(turn.locator(".ledger")).to_contain_text("No answer yet. Over HTTP/1.1 browsers keep six connections")
+    expect(page.locator("#health")).to_have_text("waiting")
+    page.click("#race-start")
+    for lane in page.locator(".lane").all():
+        expect(lane.locator(".ledger")).to_contain_text("No answer yet.")
+    page.click("#race-stop")
+    for stream in six:
+        plain.server.ask("DELETE", f"/v1/streams/{stream}")
+    wait_done(turn)
+    expect(turn.locator(".ledger")).to_be_empty()
+    expect(page.locator("#health")).to_have_text("ready")
 
 
 @pytest.mark.parametrize("value", ["0", "", "1.5"])
@@ -286,13 +331,35 @@ def test_lanes_that_can_come_back_to_their_stream_do(keyed: Site, open_page: Ope
         page.context.close()
 
 
-@pytest.mark.parametrize("field", ["#race-tokens", "#race-prompt"])
-def test_a_race_of_nothing_is_not_begun(plain: Site, open_page: Open, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "button"),
+    [
+        ("#race-tokens", "", "#race-start"),
+        ("#race-prompt", "", "#race-start"),
+        ("#race-prompt", " ", "#race-start"),
+        ("#message", "", "#send"),
+        ("#message", " ", "#send"),
+    ],
+)
+def test_nothing_is_not_sent(plain: Site, open_page: Open, field: str, value: str, button: str) -> None:
     page = open_page(plain)
-    page.fill(field, "")
-    page.click("#race-start")
+    page.fill(field, value)
+    page.click(button)
     expect(page.locator(field)).to_be_focused()
+    assert page.evaluate("document.activeElement.validationMessage")
     expect(page.locator("#race-stop")).to_be_disabled()
+    expect(page.locator("#stop")).to_be_disabled()
+    page.locator(field).press("1")
+    assert not page.evaluate("document.activeElement.validationMessage")
+
+
+def test_a_prompt_that_fits_no_address_is_said_to_be_too_long(plain: Site, open_page: Open, console: Console) -> None:
+    console.allowed = BROWSERS_OWN
+    page = open_page(plain)
+    page.fill("#race-prompt", "a" * 70_000)
+    page.click("#race-start")
+    for lane in page.locator(".lane").all():
+        expect(lane.locator(".ledger")).to_contain_text("The prompt is too long for an address")
 
 
 # Keys
@@ -301,6 +368,11 @@ def test_a_race_of_nothing_is_not_begun(plain: Site, open_page: Open, field: str
 def test_a_key_that_is_none_is_refused_at_once(keyed: Site, open_page: Open, console: Console) -> None:
     console.allowed = BROWSERS_OWN
     page = open_page(keyed, key="")
+    page.click("#slow-start")
+    page.click("#race-start")
+    notes = page.locator("#slow-note, .lane .ledger")
+    for note in notes.all():
+        expect(note).to_contain_text("an API key is needed")
     page.fill("#key", "ключ")
     page.press("#key", "Enter")
     expect(page.locator("#key-note")).to_contain_text("This can't be a key")
@@ -311,6 +383,29 @@ def test_a_key_that_is_none_is_refused_at_once(keyed: Site, open_page: Open, con
     page.fill("#key", keyed.key)
     page.press("#key", "Enter")
     expect(page.locator("#key-note")).to_contain_text("The key is good")
+    assert set(notes.all_text_contents()) == {""}
+
+
+def test_an_answer_goes_on_once_the_key_is_good_again(keyed: Site, open_page: Open, console: Console) -> None:
+    console.allowed = BROWSERS_OWN
+    page = open_page(keyed)
+    expect(page.locator("#key-note")).to_contain_text("The key is good")
+    page.click("#slow-start")
+    page.locator("#slow-rate").fill("40")
+    turn = say(page, "go", tokens=200)
+    wait_text(turn, 50)
+    page.fill("#key", "wrong")
+    page.press("#key", "Enter")
+    page.click("#cut")
+    for note in (turn.locator(".ledger"), page.locator("#slow-note")):
+        expect(note).to_have_text("the API key is not known; with a good one it goes on.")
+    page.fill("#key", keyed.key)
+    page.press("#key", "Enter")
+    wait_done(turn)
+    expect(turn.locator(".ledger")).to_contain_text("1 cut: 0 events lost, 0 doubled")
+    assert words(text_of(turn)) == 200
+    expect(page.locator("#slow-note")).to_be_empty()
+    page.click("#slow-stop")
 
 
 # The engine

@@ -51,7 +51,7 @@ def test_the_servers_limit_is_503_and_counts_streams_that_have_not_ended() -> No
 def test_the_queues_limit_counts_sequences_that_were_not_admitted() -> None:
     rig = Rig(queue_max=2, running_max=1)
     waiting = rig.open(n=3)
-    with pytest.raises(Busy, match="wait already") as busy:
+    with pytest.raises(Busy, match=r"waiting sequences \(3\)") as busy:
         rig.start()
     assert (busy.value.status, busy.value.retry_after_s) == (503, 5)
     rig.admit(waiting.stream)
