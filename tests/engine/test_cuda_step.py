@@ -176,6 +176,20 @@ def test_cached_blocks_are_attended_to(path: str, device: type[Device]) -> None:
     assert all(len(each) == 20 for each in texts[0].values())
 
 
+def test_graphs_see_a_layer_s_window_wherever_it_lies(tmp_path: Path, device: type[Device]) -> None:
+    """Long enough for two numbers of splits, of which a layer with a window needs one."""
+    path = str(checkpoints.save(checkpoints.small_model("mistral", **SIZES), tmp_path))
+    prompt = np.random.default_rng(8).integers(0, 256, 250).tolist()
+    texts, gpu = [], device()
+    for rig in (Rig(path, gpu=None), Rig(path, gpu=gpu, graphs=2)):
+        assert any(rig.runner.config.windows)
+        rig.submit(0, prompt, SAMPLINGS[0])
+        rig.submit(1, PROMPTS[2], SAMPLINGS[1])
+        texts.append(rig.run().tokens)
+    assert texts[0] == texts[1]
+    assert sum(each > 0 for each in gpu.replays) >= 3
+
+
 def test_a_sequence_grows_into_more_splits(path: str, device: type[Device]) -> None:
     prompt = np.random.default_rng(9).integers(0, 256, 250).tolist()
     texts, gpu = [], device()
