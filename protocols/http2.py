@@ -381,7 +381,7 @@ class Http2:
             return b""
         self._streams[stream].h2.outbound_flow_control_window -= size
         self._h2.outbound_flow_control_window -= size
-        self._guard.data_sent()
+        self._guard.data_sent += 1
         return b"".join((_data_header.pack(0, size, Kind.DATA, 0, stream), data))
 
     def end(self, stream: int) -> None:

@@ -143,6 +143,7 @@ class FrameGuard:
         self._resets = Bucket(RESETS_BURST, RESETS_PER_S)
         self._control = Bucket(CONTROL_BURST, CONTROL_PER_S)
         self._window_updates = Bucket(WINDOW_UPDATES_BURST, WINDOW_UPDATES_PER_S)
+        self.data_sent = 0  # DATA frames that left, which may be answered, since the last WINDOW_UPDATE
 
     def feed(self, data: bytes) -> None:
         """Bytes came."""
@@ -188,10 +189,6 @@ class FrameGuard:
         if not self._control.take(now):
             raise Http2Error(Code.ENHANCE_YOUR_CALM, "too many frames that bring no request further")
 
-    def data_sent(self) -> None:
-        """A DATA frame left, which a client may answer with WINDOW_UPDATEs."""
-        self._window_updates.earn(WINDOW_UPDATES_PER_DATA)
-
     def _take_preface(self) -> bool:
         """Strip what has come of the client's preface (RFC 9113 3.4); True when it is complete."""
         expected = self._preface
@@ -214,6 +211,8 @@ class FrameGuard:
             self.control(now)
             return _trimmed_settings(frame)
         elif kind == Kind.WINDOW_UPDATE:
+            self._window_updates.earn(WINDOW_UPDATES_PER_DATA * self.data_sent)
+            self.data_sent = 0
             if not self._window_updates.take(now):
                 raise Http2Error(Code.ENHANCE_YOUR_CALM, "too many WINDOW_UPDATE frames for the data that was sent")
         elif kind == Kind.DATA:

@@ -93,13 +93,14 @@ class HttpChannel:
             self.ping()
             self._loop.call_later(HALF_CLOSE_PROBE_S, self._probe_again)
         else:
-            self._loop.call_later(HALF_CLOSE_DRAIN_S, self._probe_full, connection.unsent())
+            self._loop.call_later(HALF_CLOSE_DRAIN_S, self._probe_full, connection.unsent(), self.reader.cursor)
 
-    def _probe_full(self, unsent: int) -> None:
-        """The transport was full when the EOF came: a client that reads has drained some of it by now."""
+    def _probe_full(self, unsent: int, cursor: int) -> None:
+        """The transport was full when the EOF came: a client that reads has drained some of it by now; or all of it,
+        and the reader has filled it again, with more than before."""
         if not self._connection.shows(self):
             return
-        if self.writable or self._connection.unsent() < unsent:
+        if self.writable or self.reader.cursor > cursor or self._connection.unsent() < unsent:
             self.probe()
         else:
             self._connection.abort()

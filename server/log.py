@@ -24,6 +24,11 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     text: bytes  # JSON-escaped; what the projections (plain text, WebSocket) show of it
     data: bytes | None = None  # the whole data, when the choice's template doesn't make it
     name: str = ""  # the event's type, in grammars that have types
+    size: int = 0  # bytes that a log counts for it
+
+    def __post_init__(self) -> None:
+        size = EVENT_OVERHEAD_BYTES + len(self.text) + (0 if self.data is None else len(self.data))
+        msgspec.structs.force_setattr(self, "size", size)
 
 
 class Total:
@@ -37,9 +42,12 @@ class Total:
 
 class Log:
     """`bytes_max`: when the events outgrow it, the oldest go. The last one always stays, and so do those from
-    `keep_from` on, which the furthest reader has not read: its credit bounds them. `total` counts the bytes too."""
+    `keep_from` on, which the furthest reader had not read when it last earned credit: that bounds them. `total` counts
+    the bytes too. `last` is there once an event is."""
 
     __slots__ = ("_bytes_max", "_dropped", "_events", "_offset", "_total", "end", "keep_from", "last", "size")
+
+    last: Event
 
     def __init__(self, bytes_max: int, total: Total | None = None) -> None:
         self._total = total or Total()
@@ -49,7 +57,6 @@ class Log:
         self._bytes_max = bytes_max
         self.keep_from = sys.maxsize
         self.end = 0  # position that the next event will have
-        self.last: Event | None = None  # the one before
         self.size = 0  # bytes held
 
     @property
@@ -59,8 +66,7 @@ class Log:
 
     def append(self, event: Event) -> None:
         """Add an event at `end`."""
-        data = event.data
-        growth = len(event.text) + (EVENT_OVERHEAD_BYTES if data is None else EVENT_OVERHEAD_BYTES + len(data))
+        growth = event.size
         self._events.append(event)
         self.last = event
         self.end += 1
@@ -74,8 +80,7 @@ class Log:
         before = self.size
         droppable = min(self.keep_from - self._offset, len(self._events) - 1)
         while self.size > self._bytes_max and self._dropped < droppable:
-            event = self._events[self._dropped]
-            self.size -= EVENT_OVERHEAD_BYTES + len(event.text) + len(event.data or b"")
+            self.size -= self._events[self._dropped].size
             self._dropped += 1
         if self._dropped >= TRIM_EVENTS_MIN:
             del self._events[: self._dropped]

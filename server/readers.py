@@ -26,6 +26,7 @@ class Source(Protocol):
     id: str
     log: Log
     outcome: Outcome | None
+    hungry: bool  # `renew` would do something
 
     def attach(self, reader: Reader) -> None: ...  # noqa: D102
     def detach(self, reader: Reader) -> None: ...  # noqa: D102
@@ -83,16 +84,16 @@ class ClientReader:
         gate, stream = self.gate, self.stream
         log, cursor = stream.log, self.cursor
         end = log.end
-        if cursor + 1 == end and (event := log.last) is not None:  # a token's, on its way, as nearly always
+        if end - cursor == 1:  # a token's, on its way, as nearly always
             if not gate.writable:
                 return
             self.cursor = end
-            if data := self.framing.one(event, cursor):
+            if data := self.framing.one(log.last, cursor):
                 self.channel.write(data)
         elif cursor < end and not self._catch_up(end):
             return
         if stream.outcome is None:
-            if gate.writable:
+            if stream.hungry and gate.writable:
                 stream.renew()
         else:
             self.leave()

@@ -181,11 +181,15 @@ class Choice:
         """Let it reach `total` generated tokens. It needs its next credit when half a window of that is left."""
         self.credit = total
         self.due = total - window // 2
+        if len(self.generated) >= self.due:
+            self.stream.hungry = True
 
     def push(self, token: int, logprob: Logprob | None) -> bool:
         """Append a token to the log. True when a stop string was completed."""
-        self.generated.append(token)
-        memo = self.memo
+        generated, memo = self.generated, self.memo
+        generated.append(token)
+        if len(generated) >= self.due:
+            self.stream.hungry = True
         if memo is not None and logprob is None:  # as nearly always: a piece, whatever came before
             event = memo.get(token) or self._remember(token)
             if event is not None:
@@ -276,9 +280,9 @@ class Stream:
     """Made by `StreamTable.start`; ended by `finish`, whoever comes first."""
 
     __slots__ = (
-        "admitted_at", "choices", "client", "created", "deaths", "first_token_at", "framing", "grammar", "held_for",
-        "id", "idempotency", "key", "last_token_at", "log", "on_finish", "outcome", "poller", "priority", "readers",
-        "request_id", "table", "trace",
+        "_sole", "admitted_at", "choices", "client", "created", "deaths", "first_token_at", "framing", "grammar",
+        "held_for", "hungry", "id", "idempotency", "key", "last_token_at", "log", "on_finish", "outcome", "poller",
+        "priority", "readers", "request_id", "table", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -302,10 +306,12 @@ class Stream:
         self.log = Log(table.limits.log_bytes_per_stream, table.logs)
         self.log.keep_from = 0
         self.readers: list[Reader] = []
+        self._sole: Reader | None = None  # the reader, where there is one: each token asks
         self.poller: Reader | None = None  # the one reader that all polls share
         self.idempotency: tuple[str, bytes] | None = None  # the client's name for its request, and a digest of it
         self.framing = ""  # the one it was started in, which a reader that names none gets
         self.outcome: Outcome | None = None
+        self.hungry = False  # a choice is due its next credit
         self.created = table.clock()
         self.admitted_at = self.first_token_at = self.last_token_at = 0.0  # 0: not yet
         self.deaths = 0  # engines that died under it
@@ -354,13 +360,22 @@ class Stream:
     def wake(self) -> None:
         """Let every reader take what is new. Our own mistake in one of them ends that one, and not the step that all
         streams share."""
-        readers = self.readers
-        for reader in readers if len(readers) == 1 else tuple(readers):
+        reader = self._sole
+        if reader is not None:
             try:
                 reader.pump()
             except Exception:
-                self.table.log_fault(self.request_id, traceback.format_exc())
-                reader.fail()
+                self._fail(reader)
+            return
+        for reader in tuple(self.readers):
+            try:
+                reader.pump()
+            except Exception:
+                self._fail(reader)
+
+    def _fail(self, reader: Reader) -> None:
+        self.table.log_fault(self.request_id, traceback.format_exc())
+        reader.fail()
 
     def attach(self, reader: Reader) -> None:
         """Add a reader. The caller pumps it, and has asked the table for a slot if the stream was detached."""
@@ -370,12 +385,14 @@ class Stream:
             if self.trace is not None:
                 self.trace.note("a reader came back")
         self.readers.append(reader)
+        self._find_sole()
 
     def detach(self, reader: Reader) -> None:
         """The reader is gone. The last one's leaving parks the stream, or cancels it where resuming is off."""
         if reader not in self.readers:
             return
         self.readers.remove(reader)
+        self._find_sole()
         if self.readers:
             return
         if self.outcome is None:
@@ -384,6 +401,9 @@ class Stream:
             self.table.hold(self)
         else:
             self._close_trace()
+
+    def _find_sole(self) -> None:
+        self._sole = self.readers[0] if len(self.readers) == 1 else None
 
     def _close_trace(self) -> None:
         """It has ended, and nobody reads it any more; whoever still comes is no part of its trace."""
@@ -395,7 +415,9 @@ class Stream:
                 self.table.log_fault(self.request_id, traceback.format_exc())
 
     def renew(self) -> None:
-        """A reader has read everything: let the engine run a window ahead of it. Granted in halves of a window."""
+        """A reader has read everything: let the engine run a window ahead of it. Granted in halves of a window, when
+        the stream is `hungry`."""
+        self.hungry = False
         self.log.keep_from = self.log.end
         for choice in self.choices:
             made = len(choice.generated)

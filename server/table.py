@@ -286,7 +286,10 @@ class StreamTable:
                 self._admit(choice, admitted)
         for told in step.prompt_logprobs:
             if choice := self._choices.get(told.id):
-                self._tell_prompt(choice, told.logprobs)
+                try:
+                    choice.tell_prompt(told.logprobs)  # its first token is in the same step, and wakes the readers
+                except Exception:
+                    self._fail(choice.stream)
         for end in step.ends:
             if choice := self._choices.get(end.id):
                 choice.at_once = False
@@ -314,34 +317,30 @@ class StreamTable:
                 discarded += 1
                 continue
             stream = choice.stream
-            at_once = choice.at_once
-            if at_once or stream not in touched:
+            if stream not in touched:
                 if stream.last_token_at == before:
                     steady += 1
                 else:
                     self._observe(stream, now)  # before it can end: its access line holds the time to the first token
                 stream.last_token_at = now
-                if not at_once:
-                    touched[stream] = None
             try:
-                if not at_once and sequence_id in unshown:
+                if choice.at_once:
+                    if choice.push(token, logprob):
+                        self._stopped(choice)
+                    else:
+                        stream.wake()
+                    continue
+                touched[stream] = None
+                if sequence_id in unshown:
                     choice.generated.append(token)  # it counts, and ends the text without being any
                 elif choice.push(token, logprob):
                     self._stopped(choice)
-                elif at_once:
-                    stream.wake()
             except Exception:  # our own mistake ends this stream, not the step that all share
                 self._fail(stream)
         if steady:  # most streams had a token in the step before, and the same time passed for all of them
             self._metrics.itl.observe(now - before, steady)
         self._metrics.generated_tokens += len(step.ids) - discarded
         self._metrics.discarded_tokens += discarded
-
-    def _tell_prompt(self, choice: Choice, logprobs: list[Logprob]) -> None:
-        try:
-            choice.tell_prompt(logprobs)  # its first token is in the same step, and wakes the readers
-        except Exception:
-            self._fail(choice.stream)
 
     def _fail(self, stream: Stream) -> None:
         self.log_fault(stream.request_id, traceback.format_exc())

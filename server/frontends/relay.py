@@ -24,6 +24,7 @@ class Relay:
 
     def __init__(self, opened: Opened, tell: Callable[[Take | End | Leave], None]) -> None:
         self.id = opened.stream
+        self.hungry = True  # for bytes, which are counted when they are taken
         self.outcome: Outcome | None = None  # known is only whether the body is whole
         self.last = b""  # a WebSocket's last message
         self.log = Log(0)  # what was written goes

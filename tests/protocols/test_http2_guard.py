@@ -230,7 +230,7 @@ class TestFloods:
         guard = opened()
         for _ in range(WINDOW_UPDATES_BURST):
             guard.feed(window_update(0, 1) * WINDOW_UPDATES_PER_DATA)
-            guard.data_sent()
+            guard.data_sent += 1
             assert len(frames(guard)) == WINDOW_UPDATES_PER_DATA
         assert fault(guard, window_update(0, 1) * 2 * WINDOW_UPDATES_BURST).code == Code.ENHANCE_YOUR_CALM
 

@@ -46,9 +46,9 @@ class Clock:
         heapq.heappush(self._heap, (when, next(self._numbers), handle))
         return handle
 
-    def call_later(self, seconds: float, call: Callable[[], object]) -> Callable[[], None]:
+    def call_later(self, seconds: float, call: Callable[..., object], *args: object) -> Callable[[], None]:
         """As a StreamTable wants it: returns what cancels."""
-        return self.call_at(self.now + seconds, call).cancel
+        return self.call_at(self.now + seconds, call, *args).cancel
 
     @property
     def pending(self) -> int:
