@@ -51,7 +51,9 @@ class Sluice:
     """The engine's core without its socket: messages in, encoded steps out, as the shell around it would have them."""
 
     def __init__(self, model: str, dtype: str) -> None:
-        from engine.__main__ import CPU_RUNNING_MAX, CPU_STEP_TOKENS
+        from engine.__main__ import CPU_RUNNING_MAX, CPU_STEP_TOKENS, OPENMP_SPINS
+
+        os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # as the engine has it, before torch is imported
         from engine.block_pool import BlockPool
         from engine.core import Core
         from engine.model_runner import ModelRunner
@@ -84,19 +86,20 @@ class Sluice:
 
     def run(self, batch: int, prompt_tokens: int, new_tokens: int) -> tuple[float, float, float]:
         """Seconds to the last sequence's first token, seconds from there to the end, and how many of the latter were
-        outside the runner."""
-        from engine.wire import Sampling, Submit
+        outside the runner. A sequence that has its first token waits for the others, so that all decode together."""
+        from engine.wire import Credit, Sampling, Submit
 
         sampling = Sampling(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
         self._begun.clear()
         began = time.perf_counter()
         for prompt in prompts(batch, prompt_tokens, self._runner.vocab_size, self._next_id):
-            self._core.receive(self._peer, Submit(self._next_id, prompt, sampling, credit=new_tokens))
+            self._core.receive(self._peer, Submit(self._next_id, prompt, sampling, credit=1))
             self._next_id += 1
         while len(self._begun) < batch:
             self._core.step()
         middle = time.perf_counter()
         self._inside = 0.0
+        self._core.receive(self._peer, Credit([(id_, new_tokens) for id_ in self._begun]))
         while self._core.has_work:
             self._core.step()
         decode_s = time.perf_counter() - middle
@@ -148,15 +151,22 @@ def transformers(options: argparse.Namespace) -> Figures:
     return figures
 
 
+def quantised(folder: Path, model: str, dtype: str, scratch: Path) -> str:
+    """A GGUF file in a type that llama-quantize (in `folder`) knows, made in `scratch` once; or `as-is`."""
+    made = scratch / f"{dtype}.gguf"
+    if dtype == "as-is":
+        return model
+    if not made.exists():
+        command = [folder / "llama-quantize", "--allow-requantize", "--pure", model, made, dtype]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return str(made)
+
+
 def llama_cpp(options: argparse.Namespace) -> Figures:
     """llama.cpp's own benchmark program on a GGUF file; `dtype` is a type that llama-quantize knows, or `as-is`."""
     folder = Path(options.llama_cpp)
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as scratch:
-        model = options.model
-        if options.dtype != "as-is":
-            model = str(Path(scratch) / "model.gguf")
-            command = [folder / "llama-quantize", "--allow-requantize", "--pure", options.model, model, options.dtype]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        model = quantised(folder, options.model, options.dtype, Path(scratch))
         flags = ["-m", model, "-t", str(options.threads), "-tb", str(options.threads), "-ngl", "0"]
         flags += ["--output-format", "jsonl", "-ntg"]
 

@@ -22,7 +22,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import over_http
+from bench import http_servers, over_http
 from bench.contenders import KINDS, Figures
 from bench.machine import REPOSITORY, describe, markdown, spread
 
@@ -34,10 +34,10 @@ ROUND_S_MAX = 900
 
 def main(argv: list[str]) -> int:
     """The exit code."""
-    options = _parser().parse_args(argv)
-    kinds = over_http.KINDS if options.http else KINDS
-    ours = OURS if options.http else OURS + TRANSFORMERS + (LLAMA_CPP if options.llama_cpp else [])
-    contenders = options.contenders = options.contenders or ours
+    options = parser().parse_args(argv)
+    kinds = http_servers.KINDS if options.http else tuple(KINDS)
+    all_ = OURS + TRANSFORMERS + (LLAMA_CPP if options.llama_cpp else [])
+    contenders = options.contenders = options.contenders or (http_servers.contenders(options) if options.http else all_)
     for each in contenders:
         if each.partition(":")[0] not in kinds:
             print(f"{each!r} is no contender: {', '.join(kinds)}, each with :DTYPE", file=sys.stderr)
@@ -64,7 +64,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -73,12 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--llama-cpp", default="", metavar="FOLDER", help="where llama-batched-bench and others are")
-    parser.add_argument("--json", metavar="FILE", help="keep every round's figures")
+    parser.add_argument("--json", metavar="FILE", help="keep every round's figures; with --http, go on with it")
     parser.add_argument("--http", action="store_true", help="whole servers instead, as their clients see them")
     parser.add_argument(
         "--xllamacpp", default="", metavar="PYTHON", help="an interpreter that has llama.cpp as xllamacpp"
     )
     parser.add_argument("--vllm", default="", metavar="PROGRAM", help="vLLM's program")
+    parser.add_argument("--transformers", default="", metavar="PROGRAM", help="transformers' program")
     parser.add_argument("--rates", type=float, nargs="*", default=[1.0], help="requests a second that come at random")
     parser.add_argument("--ids-max", type=int, default=32_000, help="prompts have ids below it")
     parser.add_argument("--arrivals", type=int, default=24, help="how many of them")

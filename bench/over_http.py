@@ -1,15 +1,22 @@
 """`python -m bench engine --http`: our server beside other servers, whole, on the same weights and the same prompts.
 
-    python -m bench engine --http --xllamacpp PYTHON --contenders sluice:gguf llama.cpp:FILE.gguf
-    python -m bench engine --http --vllm PROGRAM --contenders sluice:bfloat16 vllm:CHECKPOINT
+    python -m bench engine --http --json race.json --llama-cpp FOLDER --vllm PROGRAM --transformers PROGRAM
+    python -m bench engine --http --json race.json --contenders sluice:int8 llama.cpp:Q8_0 --batches 8 --rates
 
-A contender is KIND:DTYPE, of `--model`, or KIND:PATH, a model of its own in the type that it has. `llama.cpp` is its
-llama-server, from `--llama-cpp FOLDER` or as the interpreter `--xllamacpp` has it installed; `vllm` is `vllm serve`.
-Each contender starts anew in each round, and the order turns. It gets text completions of random prompts of 128 ids,
-greedy, exactly 128 new tokens, over HTTP/1.1 as server-sent events: first so many streams at once that each begin the
-next when they end (closed loop), then requests that come at random (Poisson, `--rates` a second), the same ones at the
-same times for all. TTFT is from the request's bytes to the first text, ITL between one text and the next. RSS and PSS
-are those of all its processes together, behind the load.
+A contender is KIND:DTYPE, of `--model`, or KIND:PATH, a model of its own in the type that it has; without --contenders
+it is three widths of weights, and every kind whose program is named. `llama.cpp` is its llama-server, from
+`--llama-cpp FOLDER` (DTYPE is a type that llama-quantize knows, or as-is), or as the interpreter `--xllamacpp` has it
+installed; `vllm` is `vllm serve`; `transformers` is `transformers serve` with continuous batching.
+
+Each contender starts anew in each round, and the order turns. It gets text completions of random prompts of 128 ids (of
+128 words of one token each where a server takes no ids), greedy, exactly 128 new tokens, over HTTP/1.1 as server-sent
+events: first so many streams at once that each begin the next when they end (closed loop), then requests that come at
+random (Poisson, `--rates` a second), the same ones at the same times for all. TTFT is from the request's bytes to the
+first text, ITL between one text and the next. RSS and PSS are those of all its processes together, behind the loads.
+
+With --json every load is kept as soon as it is measured, and what the file has already is not measured again: a run
+that was cut goes on, and a long one may be made in parts (by contenders, loads or rounds). All that the file has is
+printed at the end.
 """
 
 from __future__ import annotations
@@ -23,38 +30,26 @@ import re
 import socket
 import statistics
 import sys
+import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from bench.contenders import NEW_TOKENS, PROMPT_TOKENS, prompts
-from bench.machine import REPOSITORY, describe, markdown, spread
-from bench.processes import started
+from bench.http_servers import Contender, serving
+from bench.machine import describe, markdown, spread
 
-KINDS = ("sluice", "llama.cpp", "vllm")
-READY_S_MAX = 300.0
 ANSWER_S_MAX = 300.0
-STREAMS_MAX = 32
 # Each stream of a closed loop makes this many requests, and there are this many at least.
 REQUESTS_EACH, REQUESTS_MIN = 2, 4
+FIGURES = ("tokens_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
 _TEXT = re.compile(rb'"text": ?"(?!")')
 
-# What an interpreter with xllamacpp runs: llama.cpp's own server, which that library has inside.
-_XLLAMACPP = """
-import signal, sys
-import xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, params.port = sys.argv[1], int(sys.argv[2])
-params.n_parallel, params.n_ctx = int(sys.argv[3]), int(sys.argv[4])
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[5])
-server = xllamacpp.Server(params)
-signal.pause()
-"""
+# What one contender showed in one round: figures by load, "8 at once" or "1 a second", and memory behind them.
+Shown = dict[str, Any]
 
 
 @dataclass
@@ -66,108 +61,96 @@ class Load:
     itl_ms: list[float] = field(default_factory=list)
 
 
-@dataclass
-class Shown:
-    """What one contender showed in one round: by the streams of a closed loop, and by the requests of a second."""
-
-    closed: dict[int, Load] = field(default_factory=dict)
-    random: dict[float, Load] = field(default_factory=dict)
-    rss_mib: float = 0.0
-    pss_mib: float = 0.0
-
-
 def main(options: argparse.Namespace, model: str) -> int:
     """The exit code. `options` are those of bench.engine."""
-    rounds: dict[str, list[Shown]] = {each: [] for each in options.contenders}
-    for number in range(options.rounds):
-        turned = options.contenders[number % len(rounds) :] + options.contenders[: number % len(rounds)]
-        for each in turned:
-            if sys.stderr.isatty():
-                print(f"round {number + 1} of {options.rounds}: {each}", file=sys.stderr)
-            rounds[each].append(measure(each, model, options, seed=number))
+    kept = Kept(options.json, f"{Path(model).name}, {describe().rpartition(', ')[0]}")
+    loads = [f"{streams} at once" for streams in options.batches] + [f"{rate:g} a second" for rate in options.rates]
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as scratch:
+        for number in range(options.rounds):
+            turn = number % len(options.contenders)
+            for each in options.contenders[turn:] + options.contenders[:turn]:
+                missing = [load for load in loads if load not in kept.round(each, number)]
+                if not missing:
+                    continue
+                if sys.stderr.isatty():
+                    print(f"round {number + 1} of {options.rounds}: {each}", file=sys.stderr)
+                with socket.socket() as free:
+                    free.bind(("127.0.0.1", 0))
+                    port = free.getsockname()[1]
+                with serving(each, model, options, port, Path(scratch)) as contender:
+                    measure(contender, missing, options, number, kept.round(each, number), kept.write)
     print(describe())
-    print(f"{Path(model).name}, {options.rounds} rounds: median (least to most)\n")
-    print(table(rounds))
-    if options.json:
-        kept = {
-            each: [
-                {
-                    "closed": {streams: _figures(load) for streams, load in shown.closed.items()},
-                    "random": {rate: _figures(load) for rate, load in shown.random.items()},
-                    "rss_mib": shown.rss_mib,
-                    "pss_mib": shown.pss_mib,
-                }
-                for shown in found
-            ]
-            for each, found in rounds.items()
-        }
-        Path(options.json).write_text(json.dumps({"machine": describe(), "rounds": kept}, indent=1), encoding="utf-8")
+    print(f"{Path(model).name}; of each load the median (least to most) of its rounds\n")
+    print(table(kept.rounds))
     return 0
 
 
-def measure(contender: str, model: str, options: argparse.Namespace, seed: int) -> Shown:
-    """One contender's round."""
-    shown = Shown()
+class Kept:
+    """What was measured, by contender and round; in a file too, if it is named. Only what one machine did with one
+    model is kept in one file."""
+
+    def __init__(self, path: str | None, of: str) -> None:
+        self._path = Path(path) if path else None
+        self._of = of
+        self.rounds: dict[str, list[Shown]] = {}
+        if self._path and self._path.exists():
+            try:
+                before = json.loads(self._path.read_text(encoding="utf-8"))
+                found, self.rounds = before["of"], before["rounds"]
+            except (ValueError, KeyError, TypeError):
+                raise SystemExit(f"{path} holds something else than a race; name another file") from None
+            if found != of:
+                raise SystemExit(f"{path} is of {found}, this is {of}; name another file")
+
+    def round(self, contender: str, number: int) -> Shown:
+        """What this contender showed in this round so far, to be added to."""
+        rounds = self.rounds.setdefault(contender, [])
+        while len(rounds) <= number:
+            rounds.append({})
+        return rounds[number]
+
+    def write(self) -> None:
+        """Whatever happens next, the file is whole."""
+        if self._path:
+            whole = self._path.with_name(self._path.name + ".part")
+            whole.write_text(json.dumps({"of": self._of, "rounds": self.rounds}, indent=1), encoding="utf-8")
+            whole.replace(self._path)
+
+
+def measure(
+    contender: Contender,
+    loads: list[str],
+    options: argparse.Namespace,
+    seed: int,
+    shown: Shown,
+    write: Callable[[], None],
+) -> None:
+    """Adds to `shown` what the contender shows under `loads`, and has each kept at once."""
 
     def drawn(count: int, of: int) -> list[list[int]]:
         return prompts(count, PROMPT_TOKENS, options.ids_max, seed * 1000 + of)
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with _serving(contender, model, options, port) as pid:
-        asyncio.run(_closed_loop(port, 2, drawn(2, -1)))  # a warm-up
-        for streams in options.batches:
-            count = max(REQUESTS_EACH * streams, REQUESTS_MIN)
-            shown.closed[streams] = asyncio.run(_closed_loop(port, streams, drawn(count, streams)))
-        for rate in options.rates:
-            shown.random[rate] = asyncio.run(_poisson(port, rate, drawn(options.arrivals, 999), random.Random(seed)))
-        shown.rss_mib, shown.pss_mib = memory_mib(pid)
-    return shown
-
-
-@contextmanager
-def _serving(contender: str, model: str, options: argparse.Namespace, port: int) -> Iterator[int]:
-    kind, _, dtype = contender.partition(":")
-    its_model = dtype if os.sep in dtype else model
-    threads, context = os.cpu_count() or 1, STREAMS_MAX * (PROMPT_TOKENS + NEW_TOKENS + 16)
-    env = dict(os.environ)
-    if kind == "sluice":
-        command = [sys.executable, "-m", "server", "--model", its_model, "--port", str(port)]
-        command += [] if os.sep in dtype else ["--dtype", dtype]
-    elif kind == "llama.cpp" and options.xllamacpp:
-        command = [options.xllamacpp, "-c", _XLLAMACPP, its_model]
-        command += map(str, (port, STREAMS_MAX, context, threads))
-    elif kind == "llama.cpp":
-        command = [str(Path(options.llama_cpp) / "llama-server"), "-m", its_model, "--port", str(port)]
-        command += ["-np", str(STREAMS_MAX), "-c", str(context), "-t", str(threads), "-tb", str(threads)]
-    else:
-        command = [options.vllm, "serve", its_model, "--port", str(port), "--dtype", "bfloat16"]
-        command += ["--max-model-len", "1024", "--max-num-seqs", str(STREAMS_MAX), "--uvicorn-log-level", "error"]
-        env |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with started(command, REPOSITORY, env) as process:
-        until = time.monotonic() + READY_S_MAX
-        while not _healthy(port):
-            if process.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"{contender} did not start: exit code {process.poll()}")
-            time.sleep(0.5)
-        yield process.pid
-
-
-def _healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False
+    asyncio.run(_closed_loop(contender, 2, drawn(2, -1)))  # a warm-up
+    for load in loads:
+        size, _, kind = load.partition(" ")
+        if kind == "at once":
+            streams = int(size)
+            asked = drawn(max(REQUESTS_EACH * streams, REQUESTS_MIN), streams)
+            done = asyncio.run(_closed_loop(contender, streams, asked))
+        else:
+            asked = drawn(options.arrivals, 999)
+            done = asyncio.run(_poisson(contender, float(size), asked, random.Random(seed)))
+        shown[load] = _figures(done)
+        shown["rss_mib"], shown["pss_mib"] = memory_mib(contender.pid)
+        write()
 
 
 class _Request(asyncio.Protocol):
     """One streamed completion."""
 
-    def __init__(self, prompt: list[int]) -> None:
-        fields = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
-        self._body = json.dumps(fields).encode()
+    def __init__(self, contender: Contender, prompt: list[int]) -> None:
+        self._body = json.dumps(contender.body(prompt)).encode()
+        self._last = contender.last
         self._tail = b""
         self.asked = 0.0
         self.arrivals: list[tuple[float, int]] = []  # when, and how many texts at once
@@ -195,33 +178,33 @@ class _Request(asyncio.Protocol):
         """It is over, and must have been complete."""
         if self.over.done():
             return
-        if exc is None and b"[DONE]" in self.heard and b'"length"' in self.heard and self.arrivals:
+        if exc is None and self._last in self.heard and b'"length"' in self.heard and self.arrivals:
             self.over.set_result(None)
         else:
             self.over.set_exception(SystemExit(f"an answer was not complete: {self.heard[-500:]!r}"))
 
 
-async def _ask(port: int, prompt: list[int]) -> _Request:
-    _, request = await asyncio.get_running_loop().create_connection(lambda: _Request(prompt), "127.0.0.1", port)
+async def _ask(of: Contender, prompt: list[int]) -> _Request:
+    _, request = await asyncio.get_running_loop().create_connection(lambda: _Request(of, prompt), "127.0.0.1", of.port)
     await asyncio.wait_for(request.over, ANSWER_S_MAX)
     return request
 
 
-async def _closed_loop(port: int, streams: int, left: list[list[int]]) -> Load:
+async def _closed_loop(of: Contender, streams: int, left: list[list[int]]) -> Load:
     done: list[_Request] = []
 
     async def stream() -> None:
         while left:
-            done.append(await _ask(port, left.pop()))
+            done.append(await _ask(of, left.pop()))
 
     await asyncio.gather(*(stream() for _ in range(streams)))
     return _load(done)
 
 
-async def _poisson(port: int, rate: float, each: list[list[int]], draw: random.Random) -> Load:
+async def _poisson(of: Contender, rate: float, each: list[list[int]], draw: random.Random) -> Load:
     asked = []
     for prompt in each:
-        asked.append(asyncio.ensure_future(_ask(port, prompt)))
+        asked.append(asyncio.ensure_future(_ask(of, prompt)))
         await asyncio.sleep(draw.expovariate(rate))
     return _load(list(await asyncio.gather(*asked)))
 
@@ -267,28 +250,21 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def _figures(load: Load) -> dict[str, float]:
-    return {
-        "tokens_s": load.tokens_s,
-        "ttft_p50_ms": _quantile(load.ttft_ms, 0.5),
-        "ttft_p99_ms": _quantile(load.ttft_ms, 0.99),
-        "itl_p50_ms": _quantile(load.itl_ms, 0.5),
-        "itl_p99_ms": _quantile(load.itl_ms, 0.99),
-    }
+    times = [_quantile(each, share) for each in (load.ttft_ms, load.itl_ms) for share in (0.5, 0.99)]
+    return dict(zip(FIGURES, (load.tokens_s, *times), strict=True))
 
 
 def table(rounds: dict[str, list[Shown]]) -> str:
     """A row for each load and contender."""
-    head = ["load", "", "tokens a second", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99", "RSS, PSS MiB"]
+    head = ["load", "", "rounds", "tokens a second", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99", "RSS, PSS MiB"]
     rows = []
-    first = next(iter(rounds.values()))[0]
-    loads: list[tuple[str, str, float]] = [(f"{streams} at once", "closed", streams) for streams in first.closed]
-    loads += [(f"{rate:g} a second", "random", rate) for rate in first.random]
-    for label, kind, at in loads:
+    shown = [each for found in rounds.values() for each in found]
+    for load in dict.fromkeys(key for each in shown for key in each if key.endswith(("at once", "a second"))):
         for name, found in rounds.items():
-            figures = [_figures(getattr(shown, kind)[at]) for shown in found]
-            cells = [spread([each[key] for each in figures], 1) for key in figures[0]]
-            sizes = ", ".join(
-                f"{statistics.median(getattr(s, key) for s in found):,.0f}" for key in ("rss_mib", "pss_mib")
-            )
-            rows.append([label, name.rpartition(os.sep)[2] if os.sep in name else name, *cells, sizes])
+            having = [each for each in found if load in each]
+            if having:
+                cells = [spread([each[load][key] for each in having], 1) for key in FIGURES]
+                sizes = [f"{statistics.median(each[key] for each in having):,.0f}" for key in ("rss_mib", "pss_mib")]
+                label = name.rpartition(os.sep)[2] if os.sep in name else name
+                rows.append([load, label, str(len(having)), *cells, ", ".join(sizes)])
     return markdown(head, rows)

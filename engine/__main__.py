@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import math
 import os
 import select
 import signal
@@ -28,9 +29,11 @@ from engine.version import VERSION
 if TYPE_CHECKING:
     from engine.model_runner import ModelRunner
 
-# A model step of so many tokens takes about a quarter of a second on two slow cores: it bounds what a prompt may
-# delay the streams that run beside it.
+# A model step of so many tokens takes about a quarter of a second on two slow cores.
 CPU_STEP_TOKENS = 256
+# What a step may take that prompts share with streams: ten tokens a second are more than one reads. Less would make
+# prompts wait longer for what no reader sees.
+BESIDE_DECODES_S = 0.1
 CPU_RUNNING_MAX = 64
 # Not measured, for no GPU has run it yet. 2048 tokens of an 8B model are 33 TFLOP, some 60 ms of a card that does 500
 # in a second; 256 sequences of a step share its weights, and more sizes of batch cost more graphs at the start.
@@ -204,7 +207,9 @@ def _limits(options: argparse.Namespace) -> tuple[int, int]:
 def _assemble(options: argparse.Namespace, runner: Runner, blocks: int) -> Core:
     running, budget = _limits(options)
     pool = BlockPool(blocks, options.block_size)
-    return Core(runner, pool, Scheduler(pool, step_tokens_max=budget, running_max=running), version=VERSION)
+    beside_s = math.inf if options.engine == "synthetic" else BESIDE_DECODES_S
+    scheduler = Scheduler(pool, step_tokens_max=budget, running_max=running, beside_s=beside_s)
+    return Core(runner, pool, scheduler, version=VERSION)
 
 
 def _end_with(parent: socket.socket) -> None:

@@ -212,6 +212,7 @@ class Core:
     def _compute(self, slices: list[Slice]) -> None:
         """Begin a step. Where steps may overlap, the one before is taken in only then: the device has no pause while
         this step is scheduled and that one's tokens are sent."""
+        began = self._clock()
         try:
             launched = self._begin(slices)
         except Exception:  # a fault in the model's code ends what was in the step, and nothing else
@@ -225,6 +226,7 @@ class Core:
         self._land()
         self._flying = slices, launched
         if not launched.ahead:
+            self._scheduler.chunks.took(slices, self._clock() - began)
             self._land()
 
     def _execute(self, slices: list[Slice]) -> Launched:

@@ -14,25 +14,25 @@ prompt compute it once, and then each for itself at most its last block.
 
 from __future__ import annotations
 
-from engine.block_pool import BlockPool, chain
+import math
+
+from engine.block_pool import BlockPool
+from engine.chunks import Chunks
 from engine.priority import by_rank
 from engine.sequence import PARKED, RUNNING, WAITING, Sequence, Slice
 from engine.waiting import Waiting
 from engine.wire import Gauges
 
-# When several prompts are being computed, each gets at least this many tokens of a step: smaller chunks would
-# spend more on the step than on the tokens.
-CHUNK_TOKENS_MIN = 64
-
 
 class Scheduler:
-    """`step_tokens_max`: token budget of a step; `running_max`: sequences in the batch. Both bound a step's time."""
+    """`step_tokens_max`: token budget of a step; `running_max`: sequences in the batch. Both bound a step's time, and
+    so does `beside_s` where there are decodes (see `Chunks`)."""
 
-    def __init__(self, pool: BlockPool, *, step_tokens_max: int, running_max: int) -> None:
+    def __init__(self, pool: BlockPool, *, step_tokens_max: int, running_max: int, beside_s: float = math.inf) -> None:
         if step_tokens_max <= running_max:
             raise ValueError("a step's token budget must exceed the number of running sequences, or prompts starve")
         self.pool = pool
-        self.step_tokens_max = step_tokens_max
+        self.chunks = Chunks(step_tokens_max, beside_s)
         self.running_max = running_max
         self.waiting = Waiting()
         self.running: dict[Sequence, None] = {}  # in the order of admission
@@ -40,7 +40,6 @@ class Scheduler:
         self._idle: dict[Sequence, None] = {}  # have blocks and don't run, in the order in which they parked
         self.admitted: list[Sequence] = []  # for the first time, since somebody last cleared this list
         self.preemptions = 0
-        self._turn = 0  # which of the prompts in progress is served first
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
@@ -75,7 +74,7 @@ class Scheduler:
         self._give_back(sequence)
 
     def schedule(self) -> list[Slice]:
-        """The next step: decodes first, so that no prompt delays them beyond the budget, then chunks of prompts."""
+        """The next step: decodes first, so that no prompt delays them beyond its chunk, then chunks of prompts."""
         self._admit()
         slices: list[Slice] = []
         behind: list[Sequence] = []
@@ -88,7 +87,7 @@ class Scheduler:
             elif self._grow(sequence, order):
                 slices.append(Slice(sequence, sequence.computed, 1, True))
         if behind:
-            self._chunk(self._leading(behind), slices)
+            slices += self.chunks.cut(self._leading(behind), len(slices))
         return slices
 
     def computed(self, part: Slice) -> None:
@@ -111,7 +110,7 @@ class Scheduler:
         """Let others share the blocks that are full, as far as their ids are known."""
         full = min(sequence.computed, len(sequence.tokens)) // self.pool.block_size
         if full > sequence.published:
-            self._name_blocks(sequence, full)
+            sequence.name_blocks(full, self.pool.block_size)
             for i in range(sequence.published, full):
                 self.pool.publish(sequence.blocks[i], sequence.hashes[i])
             sequence.published = full
@@ -171,7 +170,7 @@ class Scheduler:
         """Go on behind the blocks that the cache knows by now, with them in place of own ones."""
         pool, size, blocks = self.pool, self.pool.block_size, sequence.blocks
         last = sequence.reusable // size
-        self._name_blocks(sequence, last)
+        sequence.name_blocks(last, size)
         for at in range(sequence.published, last):
             block = pool.share(sequence.hashes[at])
             if block is None:
@@ -211,22 +210,6 @@ class Scheduler:
         sequence.blocks.append(pool.take())
         return True
 
-    def _chunk(self, behind: list[Sequence], slices: list[Slice]) -> None:
-        """Share what is left of the budget among prompts in progress, each in turn being the first."""
-        budget = self.step_tokens_max - len(slices)
-        first = self._turn % len(behind)
-        self._turn += 1
-        left = len(behind)
-        for sequence in behind[first:] + behind[:first]:
-            if budget <= 0:
-                return
-            gap = len(sequence.tokens) - sequence.computed
-            count = min(gap, budget, max(CHUNK_TOKENS_MIN, budget // left))
-            slices.append(Slice(sequence, sequence.computed, count, count == gap))
-            sequence.tried = sequence.computed
-            budget -= count
-            left -= 1
-
     def _reclaim_idle(self, wanted: int, keep: Sequence) -> bool:
         """Take blocks back from those that hold some and don't run, the latest parked first, but those that wait for
         the batch again last. True once `wanted` are available."""
@@ -264,12 +247,3 @@ class Scheduler:
         self._idle.pop(sequence, None)
         sequence.computed = sequence.published = 0
         sequence.tried = -1
-
-    def _name_blocks(self, sequence: Sequence, count: int) -> None:
-        """Extend the chained hashes to the first `count` blocks."""
-        size = self.pool.block_size
-        hashes = sequence.hashes
-        while len(hashes) < count:
-            start = len(hashes) * size
-            before = hashes[-1] if hashes else sequence.salt.encode()
-            hashes.append(chain(before, sequence.tokens[start : start + size]))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.block_pool import chain
 from engine.wire import Logprob, Sampling
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ class Sequence:
         choose the next id, nor those whose logits are the prompt's log probabilities, as far as they are missing."""
         last = len(self.tokens) - 1
         return min(last, len(self.prompt_logprobs)) if self.tells_prompt else last
+
+    def name_blocks(self, count: int, size: int) -> None:
+        """Extend the chained hashes to the first `count` blocks of `size` tokens."""
+        while len(self.hashes) < count:
+            start = len(self.hashes) * size
+            before = self.hashes[-1] if self.hashes else self.salt.encode()
+            self.hashes.append(chain(before, self.tokens[start : start + size]))
 
 
 @dataclass(slots=True)

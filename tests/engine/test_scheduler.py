@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.block_pool import BlockPool
+from engine.chunks import CHUNK_TOKENS_MIN
 from engine.priority import LOSSES_MAX
-from engine.scheduler import CHUNK_TOKENS_MIN, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import PARKED, RUNNING, WAITING, Sequence, Slice
 from engine.wire import Sampling
 from tests.support.engines import ChainRunner, expected, next_token
@@ -573,6 +574,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.known.append(sequence)
         self.rig.live[sequence.id] = sequence
         self.rig.scheduler.add(sequence)
+
+    @rule(tokens=st.integers(1, 25))
+    def leave_prompts_less_beside_decodes(self, tokens: int) -> None:
+        """As when steps took long."""
+        self.rig.scheduler.chunks.beside = tokens
 
     @rule(data=st.data(), by=st.integers(-3, 8))
     def credit(self, data: st.DataObject, by: int) -> None:
