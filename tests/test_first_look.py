@@ -128,6 +128,7 @@ def test_every_flag_of_the_readme_is_one() -> None:
     readme = (REPOSITORY / "README.md").read_text()
     sections = readme.split("## Test another server with our suite")[0]
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", sections))
-    # The engine's, curl's, and schemathesis'.
+    # The engine's, curl's, schemathesis' and pytest's.
     elsewhere = {"--listen", "--token-file", "--json", "--http2-prior-knowledge", "--exclude-path", "--checks"}
+    elsewhere |= {"--dist"}
     assert named - known - elsewhere == set()

@@ -13,6 +13,7 @@ const MAX_TOKENS = 1500;
 const LOOK_MS = 250; // how soon a moved slider is felt
 const WAIT_S = 10; // of a poll, when all is read
 const STRIP_MS = 30_000;
+const STOOD_MS = 2000; // a state that stood so long is news: a stream may run and be parked by turns each second
 const ID_CHARS = 8; // of a stream's id in /status
 const ENDED_WELL = ["stop", "length", "tool_calls"];
 // The server takes a reader that asks for nothing for so long (--resume-ttl) for gone: half of that is soon enough.
@@ -57,6 +58,8 @@ class SlowReader {
   #stream = "";
   #outcome = ""; // once it is known
   #state = "";
+  #told = ""; // the state that a screen reader heard last
+  #telling = 0;
   #changes = []; // [ms, state]
   #made = null; // tokens, by the last look; null: not known
   #sent = 0; // pieces of text, as what follows
@@ -172,10 +175,16 @@ class SlowReader {
   #become(state) {
     if (state !== this.#state) {
       this.#changes.push([performance.now() - this.#began, state]);
-      if (this.#state) announce(`The slow reader's stream: ${WORDS[state] ?? state}.`);
+      clearTimeout(this.#telling);
+      this.#telling = setTimeout(() => this.#tell(), STOOD_MS);
     }
     this.#state = state;
     this.#show();
+  }
+
+  #tell() {
+    if (this.#state !== this.#told) announce(`The slow reader's stream: ${WORDS[this.#state] ?? this.#state}.`);
+    this.#told = this.#state;
   }
 
   #show() {

@@ -45,6 +45,9 @@ def test_the_slowest_reader_keeps_its_stream(open_page: Open, rate: str) -> None
         expect(page.locator("#slow-state")).to_have_text("parked")
         page.locator("#slow-rate").fill("40")
         expect(page.locator("#slow-state")).to_have_text("finished")
+        expect(page.locator("#announcements p")).to_have_text(
+            [f"The slow reader's stream: {state}." for state in ("parked", "running", "finished")]
+        )
         expect(page.locator("#slow-made")).to_have_text("1500 tokens")
         assert words(f" {page.locator('#slow-text').text_content().strip()}") == 1500
         page.context.close()

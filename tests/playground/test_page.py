@@ -151,7 +151,7 @@ def test_neither_a_cut_nor_the_engine_s_death_loses_or_doubles_anything(site: Si
     """Both in the middle of one answer."""
     page = open_page(site)
     turn = say(page, "go", tokens=300)
-    wait_text(turn, 100)
+    wait_text(turn, 30)
     page.click("#cut")
     expect(turn.locator(".ledger")).to_have_text(re.compile(r"Cut behind event \d+\. Nobody reads now"))
     expect(page.locator("#detached")).to_have_text("1")
