@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 # A stalled write is looked at so many times within its deadline: a client that takes a few bytes in between lives.
 STALL_LOOKS = 4
+# An alarm's timer rings no later than so, to be set again: a nearer time that is set meanwhile finds one that is early
+# enough. A connection waits for its first request for longer than for a stream's next ping.
+LOOK_S = 15.0
 
 
 class Alarm:
@@ -23,12 +26,13 @@ class Alarm:
 
     def set(self, seconds: float) -> None:
         """Ring in so many seconds from now, and not before."""
-        self._at = at = self._loop.time() + seconds
+        now = self._loop.time()
+        self._at = at = now + seconds
         if self._handle is not None and self._handle.when() > at:
             self._handle.cancel()
             self._handle = None
         if self._handle is None:
-            self._handle = self._loop.call_at(at, self._fire)
+            self._handle = self._loop.call_at(min(at, now + LOOK_S), self._fire)
 
     def clear(self) -> None:
         """Don't ring."""
@@ -45,8 +49,9 @@ class Alarm:
         self._handle = None
         if self._at is None:
             return
-        if self._loop.time() < self._at:
-            self._handle = self._loop.call_at(self._at, self._fire)
+        now = self._loop.time()
+        if now < self._at:
+            self._handle = self._loop.call_at(min(self._at, now + LOOK_S), self._fire)
         else:
             self._at = None
             self._ring()

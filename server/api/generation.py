@@ -123,7 +123,8 @@ class Generation:
             message = f"with n={request.n or 1} for each prompt ({len(prompts)}) the request has {sequences} sequences"
             raise errors.invalid("n", f"{message}; it may have {self.table.limits.queue_max}", "out_of_range")
         seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
-        stop_ids, bias = self._stop_ids(request), self._bias(request)
+        stop_ids = self._stop_ids(request.stop_token_ids) if request.stop_token_ids else ()
+        bias = self._bias(request.logit_bias) if request.logit_bias else ()
         parts: list[Part] = []
         for prompt_index, prompt in enumerate(prompts):
             _check_prompt(prompt, limit, param)
@@ -153,13 +154,12 @@ class Generation:
                 parts.append(Part(prompt, sampling, calls))
         return parts
 
-    def _stop_ids(self, request: GenerationFields) -> tuple[int, ...]:
-        ids = request.stop_token_ids or []
+    def _stop_ids(self, ids: list[int]) -> tuple[int, ...]:
         self.check_ids(ids, "stop_token_ids")
         return tuple(ids)
 
-    def _bias(self, request: GenerationFields) -> tuple[tuple[int, float], ...]:
-        bias = tuple((int(id_), value) for id_, value in (request.logit_bias or {}).items())
+    def _bias(self, given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+        bias = tuple((int(id_), value) for id_, value in given.items())
         size = self.model.hello.vocab_size
         for id_, _ in bias:
             if id_ >= size:
@@ -262,6 +262,8 @@ def whole(stream: Stream) -> Response:
 
 def framing_named(accept: str) -> str | None:
     """The framing that an Accept header wants most of those that it names (RFC 9110 12.5.1); the first of equals."""
+    if "," not in accept and ";" not in accept:  # as nearly always
+        return _BY_MEDIA_TYPE.get(accept.strip().lower())
     best, most = None, 0.0
     for part in accept.lower().split(","):
         name, *parameters = [each.strip() for each in part.split(";")]

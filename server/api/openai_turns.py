@@ -46,6 +46,8 @@ class _Choice(msgspec.Struct, forbid_unknown_fields=True):
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
     """How the answer may call tools; None when it can't. Raises ApiError."""
+    if not request.tools and request.tool_choice is None:
+        return None
     tools = tools_of(request.tools or [])
     names = [tool.name for tool in tools]
     mode, allowed = _choice(request.tool_choice, names)
