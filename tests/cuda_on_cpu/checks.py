@@ -389,6 +389,7 @@ def _decode(load: Load, shape: Shape, rng: np.random.Generator) -> None:
 def _prefill(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     check_prefill(load, shape, rng, [(1, 37), (30, 50)])
     check_prefill(load, shape, rng, [(40, 55)], window=13)
+    check_prefill(load, shape, rng, [(5, 2)], window=40)
 
 
 # Small launches that reach every line, for sanitizers and to judge mutations: by the source file that they reach.
