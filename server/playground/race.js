@@ -64,7 +64,9 @@ function queryOf(maxTokens) {
 /** Of four equal prompts the first is computed for all, and would win: so that is done before. And the token is here
  *  before anyone needs it. */
 async function prepare(signal, late) {
-  const answer = await begin(`v1/generate?${queryOf(1)}`, { headers: { Accept: "text/plain" }, late }, signal);
+  // Bare text that is cancelled ends as a fault, which the browser would log.
+  const headers = { Accept: "application/x-ndjson" };
+  const answer = await begin(`v1/generate?${queryOf(1)}`, { headers, late }, signal);
   await answered(answer.text(), signal);
   const token = await tokenField();
   signal.throwIfAborted();
