@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,7 +15,7 @@ from tests.support.serving import Server, WebSocketClient, chat, request_bytes
 
 pytestmark = pytest.mark.synthetic
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 REQUESTS, BATCH = 10_000, 100
 
 
@@ -120,3 +122,34 @@ class TestG03ClosedLabels:
         assert metrics['sluice_requests_total{api="chat",outcome="refused"}'] == 3
         assert metrics['sluice_requests_total{api="generate",outcome="refused"}'] == 1
         assert metrics["sluice_ttft_seconds_count"] == 10
+
+
+class TestG04UsageAfterPreemption:
+    def test_it_is_the_same_wherever_it_is_told(self) -> None:
+        """Sequences that lose their blocks and are read again count no token twice, nor more cached ones than read."""
+        flags = ("--kv-blocks", "8", "--synthetic-step-ms", "1", "--log-format", "json")
+        bodies = [{"prompt": "x" * 60, "max_tokens": 60, "stream": number % 2 == 0, "seed": 1} for number in range(10)]
+        with Server(*flags) as server, crowd(server, len(bodies)) as clients:
+            for client, body in zip(clients, bodies, strict=True):
+                options = {"stream_options": {"include_usage": True}} if body["stream"] else {}
+                client.request("POST", COMPLETIONS, {**body, **options})
+            answers = [client.answer("POST") for client in clients]
+            usages = [
+                json.loads(answer.events()[-2].data)["usage"] if body["stream"] else answer.json()["usage"]
+                for answer, body in zip(answers, bodies, strict=True)
+            ]
+            metrics = wait_idle(server)
+            log = [json.loads(line) for line in server.log.splitlines() if '"completion_tokens"' in line]
+        assert metrics["sluice_preemptions_total"] > 0
+        told = [(each["prompt_tokens"], _cached(each), each["completion_tokens"]) for each in usages]
+        assert all((prompt, made) == (60, 60) and 0 <= cached < prompt for prompt, cached, made in told)
+        assert all(each["total_tokens"] == 120 for each in usages)
+        assert any(_cached(each) for each in usages)
+        names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+        assert sorted(tuple(line[name] for name in names) for line in log) == sorted(told)
+        for series, value in zip(("prompt", "cached", "generated"), map(sum, zip(*told, strict=True)), strict=True):
+            assert metrics[f"sluice_{series}_tokens_total"] == value
+
+
+def _cached(usage: dict[str, Any]) -> int:
+    return int(usage["prompt_tokens_details"]["cached_tokens"])

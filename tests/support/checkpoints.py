@@ -77,6 +77,12 @@ def small_model(family: str, **changes: Any) -> transformers.PreTrainedModel:
     return model
 
 
+def plain_model(family: str) -> transformers.PreTrainedModel:
+    """One without what GGUF keeps elsewhere (rope scaling) or not at all (windows)."""
+    off = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}, "use_sliding_window": False}
+    return small_model(family, **off, sliding_window=None)
+
+
 def save(model: transformers.PreTrainedModel, path: Path, **options: Any) -> Path:
     """A directory as transformers leaves it, with a tokenizer."""
     model.save_pretrained(path, **options)
