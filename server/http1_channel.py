@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # A second ping so long after the first: the first one's answer, a reset from a client that is gone, is here by then.
 HALF_CLOSE_PROBE_S = 0.05
 # A client whose EOF came while the transport is full, so that no ping can be written, must take some of it within this.
-HALF_CLOSE_DRAIN_S = 0.2
+# Its window may have been shut, and the kernel asks for a new one 200 ms later at the earliest (Linux's TCP_RTO_MIN).
+HALF_CLOSE_DRAIN_S = 0.24
 
 
 class HttpChannel:
