@@ -22,7 +22,7 @@ from engine.cpu_ops.build import HERE, BuildError, build, file_name
 
 __all__ = ["KINDS", "LEVELS", "Library", "Step", "Unavailable", "load", "types_of"]
 
-LEVELS = {"base": 0, "avx2": 1, "avx512": 2, "avx512_vnni": 3, "avx512_bf16": 4}
+LEVELS = {"base": 0, "avx2": 1, "avx512": 2, "avx512_vnni": 3, "avx512_bf16": 4, "amx": 5}
 HEAD_DIM_MAX = 256  # as in kernels.h
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -79,7 +79,7 @@ class Library:
     Tensors are on the CPU, in float32 or bfloat16, one type in a call, with the last dimension dense.
     """
 
-    def __init__(self, path: Path, level: str = "avx512_bf16") -> None:
+    def __init__(self, path: Path, level: str = "amx") -> None:
         library = self.functions = ctypes.CDLL(str(path))
         library.sluice_ops_init.restype = ctypes.c_char_p
         library.sluice_ops_init.argtypes = (ctypes.c_int, ctypes.c_void_p)

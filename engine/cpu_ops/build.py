@@ -18,7 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-HEADERS = ("vectors.h", "kernels.h", "products.h", "team.h", "ops.h", "decoder.h")
+HEADERS = (
+    "vectors.h",
+    "kernels.h",
+    "products.h",
+    "panels.h",
+    "tiles.h",
+    "attend_tiles.h",
+    "team.h",
+    "ops.h",
+    "decoder.h",
+)
 UNITS = ("team.cpp", "ops.cpp", "decoder.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_TIMEOUT_S = 300  # it takes 15 s; what takes longer than this is stuck
@@ -29,18 +39,21 @@ _FLAGS = (
     *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"),
 )
 # Rounding is the source's own: activations get the same 8 bits on every processor.
-_FLAGS_OF = {"products.cpp": ("-ffp-contract=off",)}
+_FLAGS_OF = {"products.cpp": ("-ffp-contract=off",), "tiles.cpp": ("-ffp-contract=off",)}
 # Each level's name, the floats in a register, the rows of sums that fit in all registers, its compiler flags, and the
 # sources that gain by it.
 _BOTH = ("kernels.cpp", "products.cpp")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
+_AMX = ("-mamx-tile", "-mamx-int8", "-mamx-bf16")  # of GCC 11 and Clang 12; what is compiled without them is never used
+_AVX512_BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
 _BASE = (("base", 4, 2, (), _BOTH),)
 _X86_64 = (
     *_BASE,
     ("avx2", 8, 2, ("-mavx2", "-mfma", "-mf16c"), _BOTH),
     ("avx512", 16, 3, _AVX512, _BOTH),
     ("avx512_vnni", 16, 3, (*_AVX512, "-mavx512vnni"), ("products.cpp",)),
-    ("avx512_bf16", 16, 3, (*_AVX512, "-mavx512vnni", "-mavx512bf16"), ("products.cpp",)),
+    ("avx512_bf16", 16, 3, _AVX512_BF16, ("products.cpp",)),
+    ("amx", 16, 3, (*_AVX512_BF16, *_AMX), ("kernels.cpp", "tiles.cpp")),
 )
 LEVELS = _X86_64 if platform.machine().lower() in ("x86_64", "amd64") else _BASE
 
@@ -52,7 +65,7 @@ class BuildError(Exception):
 def file_name() -> str:
     """What the library of these sources is called, on this system and architecture."""
     state = hashlib.sha256(repr((sys.platform, platform.machine(), LEVELS, _FLAGS, _FLAGS_OF)).encode())
-    for name in (*HEADERS, *UNITS, *_BOTH):
+    for name in (*HEADERS, *UNITS, *dict.fromkeys(source for *_, sources in LEVELS for source in sources)):
         state.update((HERE / name).read_bytes())
     return f"ops-{state.hexdigest()[:16]}.so"
 
@@ -61,12 +74,13 @@ def build(target: Path, extra: tuple[str, ...] = (), program: Path | None = None
     """Compiles to `target`, which is there whole or not at all. `extra` are more flags, and with `program`, a source
     file with a main(), an executable is made. Raises BuildError."""
     compiler = _compiler()
+    amx = takes(compiler, _AMX)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
         commands = [
             [
                 *_FLAGS,
-                *flags,
+                *(flag for flag in flags if amx or flag not in _AMX),
                 *_macros(level, lanes, pairs),
                 *_FLAGS_OF.get(source, ()),
                 *extra,
@@ -102,6 +116,15 @@ def _compiler() -> list[str]:
         if found := shutil.which(name):
             return [found]
     raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)}, or $CXX)")
+
+
+def takes(compiler: list[str], flags: tuple[str, ...]) -> bool:
+    """Whether the compiler knows them."""
+    try:
+        _run([*compiler, *flags, "-x", "c++", "-fsyntax-only", os.devnull], os.getcwd())
+    except BuildError:
+        return False
+    return True
 
 
 def _run(command: list[str], folder: str) -> None:

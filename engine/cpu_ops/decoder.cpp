@@ -44,12 +44,12 @@ struct Scratch {
     int32_t *sums;
 
     Scratch(Carver &from, int64_t rows, int64_t size)
-        : values(from.take<unsigned char>(rows * (size + 1) * 4)),
+        : values(from.take<unsigned char>(rows * prepared_stride(AS_FLOAT32, size))),
           scales(from.take<float>(rows * (size / BLOCK + 1))),
           sums(from.take<int32_t>(rows * (size / BLOCK + 1))) {}
 
     Rows rows(Preparation how, int64_t size) const {
-        return {values, prepared_bytes(how, size), prepared_blocks(how, size), scales, sums};
+        return {values, prepared_stride(how, size), prepared_blocks(how, size), scales, sums};
     }
 };
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 namespace sluice {
@@ -276,6 +277,14 @@ INLINE void attend_part(const Attend &a, const Task &task, const float *queries,
     }
 }
 
+}  // namespace
+}  // namespace sluice
+
+#include "attend_tiles.h"
+
+namespace sluice {
+namespace {
+
 void merge(const Partial &into, const Partial &from, int64_t pairs, int64_t dim) {
     for (int64_t p = 0; p < pairs; p++) {
         const float before = into.tops[p], after = from.tops[p];
@@ -296,18 +305,11 @@ void merge(const Partial &into, const Partial &from, int64_t pairs, int64_t dim)
     }
 }
 
-template <int W, class T>
-void attend_lanes(const Attend &a, const Task &task, const Partial &to) {
-    const int64_t dim = a.head_dim, shared = a.heads / a.kv_heads;
-    alignas(64) float queries[PAIRS_MAX * HEAD_DIM_MAX];
-    for (int64_t p = 0; p < task.pairs; p++) {
-        const int64_t query = (task.first_pair + p) / shared, head = (task.first_pair + p) % shared;
-        const T *from = static_cast<const T *>(a.q) + (a.rows[task.slice] + query) * a.q_stride +
-                        (task.kv_head * shared + head) * dim;
-        for (int64_t d = 0; d < dim; d++) queries[p * dim + d] = widen(from[d]) * a.scale;
-    }
-    // A position has the same lane whatever window the first pair has.
-    const int64_t first = seen(a, task, 0).first / W * W, end = seen(a, task, task.pairs - 1).end;
+// Calls attend_one(begin, end, to) for the task's parts, which begin at multiples of STEP: a position has the same lane
+// whatever window the first pair has.
+template <int64_t STEP, class Part>
+INLINE void over_parts(const Attend &a, const Task &task, const Partial &to, const Part &attend_one) {
+    const int64_t first = seen(a, task, 0).first / STEP * STEP, end = seen(a, task, task.pairs - 1).end;
     float tops[PAIRS_MAX], totals[PAIRS_MAX];
     alignas(64) float sums[PAIRS_MAX * HEAD_DIM_MAX];
     const Partial more = {tops, totals, sums};
@@ -315,13 +317,50 @@ void attend_lanes(const Attend &a, const Task &task, const Partial &to) {
         const int64_t begin = part * PART_TOKENS > first ? part * PART_TOKENS : first;
         const int64_t stop = (part + 1) * PART_TOKENS < end ? (part + 1) * PART_TOKENS : end;
         const bool fresh = part == task.first_part;
-        attend_part<W, T>(a, task, queries, begin, stop, fresh ? to : more);
-        if (!fresh) merge(to, more, task.pairs, dim);
+        attend_one(begin, stop, fresh ? to : more);
+        if (!fresh) merge(to, more, task.pairs, a.head_dim);
     }
 }
 
 template <class T>
+INLINE const T *query_of(const Attend &a, const Task &task, int64_t pair) {
+    const int64_t shared = a.heads / a.kv_heads, query = (task.first_pair + pair) / shared;
+    const int64_t head = task.kv_head * shared + (task.first_pair + pair) % shared;
+    return static_cast<const T *>(a.q) + (a.rows[task.slice] + query) * a.q_stride + head * a.head_dim;
+}
+
+template <int W, class T>
+void attend_lanes(const Attend &a, const Task &task, const Partial &to) {
+    const int64_t dim = a.head_dim;
+    alignas(64) float queries[PAIRS_MAX * HEAD_DIM_MAX];
+    for (int64_t p = 0; p < task.pairs; p++) {
+        const T *from = query_of<T>(a, task, p);
+        for (int64_t d = 0; d < dim; d++) queries[p * dim + d] = widen(from[d]) * a.scale;
+    }
+    over_parts<W>(a, task, to, [&](int64_t begin, int64_t end, const Partial &sums) {
+        attend_part<W, T>(a, task, queries, begin, end, sums);
+    });
+}
+
+#ifdef SLUICE_TILES
+void attend_tiles(const Attend &a, const Task &task, const Partial &to) {
+    alignas(64) BFloat16 queries[PAIRS_MAX * HEAD_DIM_MAX];
+    for (int64_t p = 0; p < task.pairs; p++)
+        std::memcpy(queries + p * a.head_dim, query_of<BFloat16>(a, task, p),
+                    static_cast<size_t>(a.head_dim) * sizeof *queries);
+    Tiles tiles;
+    tiles.use(task.pairs < TILE_ROWS ? task.pairs : TILE_ROWS, task.pairs > TILE_ROWS ? task.pairs - TILE_ROWS : 0, LINE);
+    over_parts<MIX_TOKENS>(a, task, to, [&](int64_t begin, int64_t end, const Partial &sums) {
+        attend_part_by_tiles(a, task, queries, begin, end, sums);
+    });
+}
+#endif
+
+template <class T>
 void attend(const Attend &a, const Task &task, const Partial &to) {
+#ifdef SLUICE_TILES
+    if (std::is_same<T, BFloat16>::value && has_tiles(a)) return attend_tiles(a, task, to);
+#endif
     if (SLUICE_LANES >= 16 && a.head_dim % 16 == 0) return attend_lanes<SLUICE_LANES, T>(a, task, to);
     if (SLUICE_LANES >= 8 && a.head_dim % 8 == 0) return attend_lanes<(SLUICE_LANES < 8 ? SLUICE_LANES : 8), T>(a, task, to);
     if (a.head_dim % 4 == 0) return attend_lanes<4, T>(a, task, to);

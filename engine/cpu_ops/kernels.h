@@ -68,5 +68,6 @@ struct Kernels {
 const Kernels *base_kernels();
 const Kernels *avx2_kernels();
 const Kernels *avx512_kernels();
+const Kernels *amx_kernels();
 
 }  // namespace sluice

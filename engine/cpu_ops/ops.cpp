@@ -115,6 +115,8 @@ void pick(int level) {
     const bool vnni = has_avx512() && __builtin_cpu_supports("avx512vnni");
     if (level >= 3 && vnni) products = avx512_vnni_products();
     if (level >= 4 && vnni && __builtin_cpu_supports("avx512bf16")) products = avx512_bf16_products();
+    if (level >= 5 && products == avx512_bf16_products() && amx_products())
+        kernels = amx_kernels(), products = amx_products();
 #endif
     (void)level;
 }
@@ -134,7 +136,7 @@ void attend(const Attend &a, int64_t threads) {
 }  // namespace sluice
 
 // The best kernels up to `level` (0: the compiler's default target, 1: AVX2, FMA and F16C, 2: AVX-512, 3: with VNNI, 4: and
-// BF16) that this processor runs; their name. `parallel` is GOMP_parallel, or null.
+// BF16, 5: and AMX) that this processor runs; their name. `parallel` is GOMP_parallel, or null.
 EXPORT const char *sluice_ops_init(int level, void *parallel) {
     std::memcpy(&gomp_parallel, &parallel, sizeof parallel);
     pick(level);

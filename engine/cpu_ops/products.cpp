@@ -3,82 +3,18 @@
 // What a row gets never depends on the rows beside it, nor on how the work is cut: whole numbers are exact, and floats
 // are added in the order of the inputs, one chain for each output.
 
-#include "products.h"
-#include "vectors.h"
+#include "panels.h"
 
-#include <cstring>
 #include <limits>
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 namespace sluice {
 namespace {
-
-constexpr int W = SLUICE_LANES;
-constexpr int PARTS = PANEL / W;  // vectors to a panel
-constexpr int64_t VECTOR = 64;    // bytes for a group of inputs in a panel
-
-typedef Lanes<W>::F F;
-typedef Lanes<W>::U U;
-typedef Lanes<W>::I I;
 
 // The rows and panels whose sums fit in the registers, beside what is being read.
 constexpr int TILE_ROWS = W == 16 ? 6 : W == 8 ? 4 : 2;
 constexpr int TILE_PANELS = W == 16 ? 4 : 1;
 constexpr int BLOCK_ROWS = W == 16 ? 6 : W == 8 ? 4 : 1;  // these have float sums too, once a block
 constexpr int BLOCK_PANELS = W == 16 ? 2 : 1;
-
-template <class To, class From>
-INLINE To bits_of(From from) {
-    To to;
-    static_assert(sizeof to == sizeof from);
-    std::memcpy(&to, &from, sizeof to);
-    return to;
-}
-
-INLINE U words(const unsigned char *from) {
-    U all;
-    std::memcpy(&all, from, sizeof all);
-    return all;
-}
-
-INLINE uint32_t word(const unsigned char *from) {
-    uint32_t one;
-    std::memcpy(&one, from, sizeof one);
-    return one;
-}
-
-// a * b + c, rounded once where the processor can.
-INLINE F fused(F a, F b, F c) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_ps(a, b, c);
-#elif defined(__FMA__)
-    return _mm256_fmadd_ps(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
-struct Half {
-    uint16_t bits;
-};
-
-INLINE F load_halves(const Half *from) {
-#if defined(__AVX512F__)
-    return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
-#elif defined(__F16C__)
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
-#else
-    Lanes<W>::H halves;
-    std::memcpy(&halves, from, sizeof halves);
-    const U wide = __builtin_convertvector(halves, U), size = wide & 0x7fff;
-    const F scaled = bits_of<F>(size << 13) * 0x1p112f;  // the exponent's bias is 112 more; subnormals come out right
-    const U whole = size < 0x7c00 ? bits_of<U>(scaled) : (size << 13 | 0x7f800000);
-    return bits_of<F>(whole | (wide & 0x8000) << 16);
-#endif
-}
 
 // Four bytes of activations for all lanes, and their product with the weights of the lanes' outputs, added to a sum.
 struct AsFloat32 {
@@ -187,26 +123,6 @@ struct AsBytes {
     INLINE I few(I sum) { return sum; }
 };
 #endif
-
-// Writes the outputs of one panel that there are.
-INLINE void write_panel(const F *values, const Product &p, int64_t panel, void *out, int64_t kind, int64_t at) {
-    float wide[PANEL];
-    for (int i = 0; i < PARTS; i++) store(wide + i * W, values[i]);
-    const int64_t first = panel * PANEL, left = p.outputs - first, count = left < PANEL ? left : PANEL;
-    if (p.bias)
-        for (int64_t i = 0; i < count; i++) wide[i] += p.bias[first + i];
-    if (kind == 0) {
-        float *to = static_cast<float *>(out) + at + first;
-        if (count == PANEL)
-            std::memcpy(to, wide, sizeof wide);
-        else
-            for (int64_t i = 0; i < count; i++) to[i] = wide[i];
-    } else {
-        BFloat16 narrowed[PANEL];
-        for (int64_t i = 0; i < PANEL; i++) narrow(wide[i], narrowed[i]);
-        std::memcpy(static_cast<BFloat16 *>(out) + at + first, narrowed, static_cast<size_t>(count) * sizeof *narrowed);
-    }
-}
 
 // Few rows wait for memory, and a panel is over before the processor has guessed that more is coming: so they ask for
 // what the next tile reads. A prefetch may be of any address.
@@ -356,7 +272,7 @@ void prepare_numbers(const void *x_, int64_t first, int64_t count, int64_t size,
         } else {
             auto *values = reinterpret_cast<BFloat16 *>(to.values + row * to.stride);
             for (int64_t i = 0; i < size; i++) narrow(widen(x[i]), values[i]);
-            if (size % 2) values[size] = {0};
+            std::memset(values + size, 0, static_cast<size_t>(to.stride) - static_cast<size_t>(size) * sizeof *values);
         }
     }
 }
@@ -404,7 +320,7 @@ void prepare_bytes(const void *x_, int64_t first, int64_t count, int64_t size, c
             const int64_t left = size - b * length;
             prepare_span(x + b * length, left < length ? left : length, values + b * length, scales + b, sums + b);
         }
-        for (int64_t i = size; i < to.stride; i++) values[i] = 0;
+        std::memset(values + size, 0, static_cast<size_t>(to.stride - size));
     }
 }
 

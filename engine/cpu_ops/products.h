@@ -72,6 +72,11 @@ struct Products {
 
 // Bytes of a prepared row, and its blocks.
 constexpr int64_t prepared_bytes(Preparation how, int64_t size) { return (size + GROUP[how] - 1) / GROUP[how] * 4; }
+// From one row to the next: an odd number of cache lines, so that the same place of 16 rows doesn't compete for the same
+// few places of a cache. Zeros lie between.
+constexpr int64_t prepared_stride(Preparation how, int64_t size) {
+    return ((prepared_bytes(how, size) + 63) / 64 | 1) * 64;
+}
 constexpr int64_t prepared_blocks(Preparation how, int64_t size) {
     return how == AS_BLOCKS ? size / BLOCK : (size + SPAN - 1) / SPAN;
 }
@@ -81,5 +86,6 @@ const Products *avx2_products();
 const Products *avx512_products();
 const Products *avx512_vnni_products();
 const Products *avx512_bf16_products();
+const Products *amx_products();  // null where the compiler, the processor or the system lacks it
 
 }  // namespace sluice

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engine import catalog, cpu_ops
 from engine.cpu_ops import LEVELS, Library, Step, Unavailable
-from engine.cpu_ops.build import BuildError, build
+from engine.cpu_ops.build import BuildError, build, takes
 from engine.models.config import Rope
 from engine.models.rotary import Rotary
 
@@ -84,11 +84,13 @@ class Paged:
         for sequence, start, count in slices:
             q, k, v = self.qkv[sequence].double().split((heads, self.kv_heads, self.kv_heads), 1)
             k, v = k.repeat_interleave(self.shared, 1), v.repeat_interleave(self.shared, 1)
-            for at in range(start, start + count):
-                first = max(at + 1 - window, 0) if window else 0
-                scores = torch.einsum("hd,phd->hp", q[at], k[first : at + 1]) / self.dim**0.5
-                rows.append(torch.einsum("hp,phd->hd", scores.softmax(-1), v[first : at + 1]).flatten())
-        return torch.stack(rows)
+            own = torch.arange(start, start + count)[:, None, None]
+            positions = torch.arange(start + count)
+            seen = (positions <= own) & (positions > (own - window if window else -1))
+            scores = torch.einsum("chd,phd->chp", q[start : start + count], k[: start + count]) / self.dim**0.5
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            rows.append(torch.einsum("chp,phd->chd", weights, v[: start + count]).flatten(1))
+        return torch.cat(rows)
 
 
 @given(
@@ -132,7 +134,7 @@ def test_attention_over_several_parts(library: Library, level: str, dtype: torch
     """Long contexts are spread over threads part by part, ragged beside short ones, and as chunks across parts."""
     library.use(level)
     contexts = [700, 5, 257, 256]
-    paged = Paged(1, dtype, (2, 3, 16), 16, contexts)
+    paged = Paged(1, dtype, (2, 3, 32), 16, contexts)  # numbers enough for a tile of AMX
     for slices in (
         [(0, 0, 699), (1, 0, 4), (2, 0, 200), (3, 0, 255)],
         [(0, 699, 1), (1, 4, 1), (2, 200, 57), (3, 255, 1)],
@@ -261,6 +263,27 @@ def test_what_is_served() -> None:
     assert not Library.serves(torch.float16, 64)
     assert not Library.serves(torch.float32, 65)
     assert not Library.serves(torch.float32, 258)
+
+
+def test_amx_is_used_where_it_is(library: Library) -> None:
+    """The kernel lists it for a processor that has it; the tests above fall back to vectors where there is none."""
+    flags = Path("/proc/cpuinfo").read_text().split() if sys.platform == "linux" else []
+    if not {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16"} <= set(flags):
+        pytest.skip("this processor has no AMX")
+    assert library.use("amx") == "amx"
+    assert library.use("avx512_bf16") == "avx512_bf16"
+
+
+@COMPILES
+def test_an_older_compiler_does_without_amx(tmp_path: Path) -> None:
+    refuses = tmp_path / "compiler"
+    refuses.write_text('#!/bin/sh\ncase "$*" in *-mamx*) exit 1;; esac\nexec c++ "$@"\n')
+    refuses.chmod(0o755)
+    assert takes(["c++"], ())
+    assert not takes([str(refuses)], ("-mamx-tile",))
+    source = HERE.parents[1] / "engine" / "cpu_ops" / "tiles.cpp"
+    done = subprocess.run([refuses, "-std=c++17", "-fsyntax-only", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @COMPILES

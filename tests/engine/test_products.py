@@ -112,6 +112,20 @@ def test_equals_the_reference(
         assert torch.equal(multiply(library, ours, part, bias, dtype), result[first : first + len(part)])
 
 
+@pytest.mark.parametrize("form", sorted({"int8", *HEADS}))
+def test_amx_and_vectors_agree_to_the_bit(library: Library, form: str) -> None:
+    """Few rows go by vectors and many by tiles, so that a row would tell which. Inputs of more than one part, and
+    rows of more than one piece with a last tile that isn't full."""
+    if library.use("amx") != "amx":
+        pytest.skip("this processor, system or compiler has no AMX")
+    generator = torch.Generator().manual_seed(7)
+    weight, x = torch.randn(33, 2048 + 96, generator=generator), torch.randn(100, 2048 + 96, generator=generator)
+    ours, _ = packed(weight, form)
+    tiles = multiply(library, ours, x)
+    assert library.use("avx512_bf16") == "avx512_bf16"
+    assert torch.equal(multiply(library, ours, x), tiles)
+
+
 @pytest.mark.parametrize("level", sorted(LEVELS))
 @pytest.mark.parametrize("form", sorted({"int8", *HEADS}))
 def test_the_largest_numbers_do_not_saturate(library: Library, level: str, form: str) -> None:
