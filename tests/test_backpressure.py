@@ -20,9 +20,6 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WINDOW = 64
 LONG = 100_000
 SMALL = 4096  # SO_SNDBUF and SO_RCVBUF; the kernel takes twice that
-# Room for all that the server's socket holds. On loopback a segment may be as large as that, and one that doesn't fit
-# in the client's window waits for the kernel's timer (200 ms and more), as if the client read nothing.
-ROOMY = 32 * 1024
 FLAGS = ("--send-buffer", str(SMALL), "--credit-window", str(WINDOW), "--drain-timeout", "0")
 # What one token takes in each framing, head and chunk around it included: at least and at most.
 TOKEN_BYTES = {"sse": (190, 260), "ndjson": (160, 230), "plain": (5, 20), "websocket": (40, 60)}
@@ -111,7 +108,7 @@ class TestHalfClose:
 
     @pytest.mark.parametrize("accept", [EVENT_STREAM, NDJSON])
     def test_a_client_that_reads_gets_the_whole(self, server: Server, accept: tuple[str, str]) -> None:
-        with server.connect(receive_buffer=ROOMY) as client:
+        with server.connect(receive_buffer=SMALL) as client:
             client.request("POST", CHAT, chat("half", stream=True, max_tokens=1000), [accept])
             client.begin("POST")
             settle(server, client)
