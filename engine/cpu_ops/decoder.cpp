@@ -13,8 +13,9 @@ using namespace sluice;
 
 namespace {
 
-// A product of many rows is cut by rows too, so that the last panels keep all threads busy.
-constexpr int64_t SPAN_ROWS_MAX = 96;
+// A product of many rows is cut by rows too, so that the last panels keep all threads busy: at a multiple of the rows that
+// the kernels take together.
+constexpr int64_t SPAN_ROWS = 96;
 // For each thread: enough that one which is late does less.
 constexpr int64_t TASKS_PER_THREAD = 16;
 // But a few microseconds of reading, so that taking a task costs nothing beside it.
@@ -60,10 +61,10 @@ void multiply_part(const Product &p, const Rows &x, int64_t rows, void *out, int
     const int64_t unit_bytes = std::max<int64_t>(unit * PANEL * p.inputs * BITS[p.format] / 8, 1);
     const int64_t worth = std::min(TASK_BYTES_MIN / unit_bytes, units / threads);
     const int64_t width = std::max<int64_t>({units / (threads * TASKS_PER_THREAD), worth, 1}) * unit;
-    const int64_t columns = (panels + width - 1) / width, spans = (rows + SPAN_ROWS_MAX - 1) / SPAN_ROWS_MAX;
+    const int64_t columns = (panels + width - 1) / width, spans = (rows + SPAN_ROWS - 1) / SPAN_ROWS;
     parallel(columns * spans, threads, [&](int64_t i) {
-        const int64_t first = i / spans * width, row = rows * (i % spans) / spans, next = rows * (i % spans + 1) / spans;
-        products->multiply[p.format](p, x, {row, next - row, first, std::min(width, panels - first)}, out, kind, stride);
+        const int64_t first = i / spans * width, row = i % spans * SPAN_ROWS, count = std::min(SPAN_ROWS, rows - row);
+        products->multiply[p.format](p, x, {row, count, first, std::min(width, panels - first)}, out, kind, stride);
     });
 }
 
