@@ -7,6 +7,7 @@ slices, and the KV cache belongs to the attention backend.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from engine.models.decoder import Decoder, TorchDecoder
 from engine.models.llama import LlamaDecoder
 from engine.models.native import NativeDecoder, serves
 from engine.models.pointwise import Pointwise, TorchPointwise
-from engine.sampler import NOT_FINITE, Sampler, is_plain, logprobs
+from engine.sampler import NOT_FINITE, Pick, Sampler, is_plain, logprobs, picked
 from engine.sequence import Launched, Sampled, Slice
 from engine.wire import TokenizerSpec
 
@@ -74,7 +75,7 @@ class ModelRunner:
         if gpu is not None:
             assert isinstance(self._model, TorchDecoder)
             self._cuda = CUDAStep(self._model, gpu, self.vocab_size)
-        self._sampler = Sampler(self.eos_ids, self._cuda.draw if self._cuda else None)
+        self._sampler = Sampler(self.eos_ids, self._pick())
         self._block_size = self._pool_tokens = 0
 
     @classmethod
@@ -118,6 +119,11 @@ class ModelRunner:
             return _cpu_decoder(checkpoint, dtype, native, progress)
 
         return cls(name, checkpoint.tokenizer(), checkpoint, decoder=decoder, gpu=gpu)
+
+    def _pick(self) -> Pick | None:
+        if isinstance(self._model, NativeDecoder):
+            return partial(picked, choose=self._model.library.draw)
+        return self._cuda.draw if self._cuda else None
 
     def memory_free_bytes(self) -> int | None:
         """Of the device, where that isn't the host."""

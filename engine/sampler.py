@@ -40,6 +40,11 @@ NOT_FINITE = "the model's output holds no finite number to choose from"
 # (logits [rows, vocab] without what must not come, a sequence for each row) -> tokens [rows] int64; -1: no finite one.
 Pick = Callable[[torch.Tensor, list[Sequence]], torch.Tensor]
 
+Array = np.ndarray[Any, np.dtype[Any]]
+# (weights [rows, vocab] of 0 to 1, which may be written over; and [rows]: top_k, 1 to vocab, top_p, min_p, and chances
+# of 0 to below 1) -> tokens [rows] int64, each where its chance falls in what the filters leave. A row with a NaN: any.
+Choose = Callable[[torch.Tensor, Array, Array, Array, Array], torch.Tensor]
+
 
 def is_plain(sequence: Sequence) -> bool:
     """Whether its next id is a function of its logits and its `Sampling`, and nothing else is asked for."""
@@ -140,37 +145,46 @@ def logprobs(logits: torch.Tensor, ids: list[int], counts: list[int], first: int
     ]
 
 
-def picked(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
-    """See `Pick`; in torch."""
+def picked(logits: torch.Tensor, sequences: list[Sequence], choose: Choose | None = None) -> torch.Tensor:
+    """See `Pick`; in torch, but for what `choose` does, by default `chosen`."""
     best, tokens = _largest(logits)
     drawn = [row for row, each in enumerate(sequences) if each.sampling.temperature > 0]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
         indices = [sequences[row].next_index for row in drawn]
-        tokens[rows] = draw(logits[rows], [sequences[row].sampling for row in drawn], indices)
+        asked = logits.contiguous() if len(drawn) == len(sequences) else logits[rows]
+        tokens[rows] = draw(asked, [sequences[row].sampling for row in drawn], indices, choose)
     return tokens.where(best.isfinite(), -1)
 
 
-def draw(logits: torch.Tensor, samplings: list[Sampling], generated: list[int]) -> torch.Tensor:
+def draw(
+    logits: torch.Tensor, samplings: list[Sampling], generated: list[int], choose: Choose | None = None
+) -> torch.Tensor:
     """One token for each row of logits [rows, vocab], by temperature (above 0), filters and `uniform`: [rows] int64.
     `generated` is the index of the token that is drawn."""
     temperature = np.clip([each.temperature for each in samplings], TEMPERATURE_MIN, TEMPERATURE_MAX)
     # Relative to the likeliest token, which has weight 1, so that nothing overflows.
     weights = (logits - logits.amax(-1, keepdim=True)).div_(_column(temperature, logits)).exp_()
     vocab = logits.shape[1]
-    narrowed = [row for row, each in enumerate(samplings) if 0 < each.top_k < vocab or each.top_p < 1]
-    if narrowed:
-        top_k = [samplings[row].top_k if 0 < samplings[row].top_k < vocab else vocab for row in narrowed]
-        weights[narrowed] = _narrowed(weights[narrowed], top_k, [samplings[row].top_p for row in narrowed])
-    min_p = [each.min_p for each in samplings]
-    if any(min_p):
+    top_k = np.array([each.top_k if 0 < each.top_k < vocab else vocab for each in samplings])
+    top_p = np.array([each.top_p for each in samplings])
+    min_p = np.array([each.min_p for each in samplings], np.float32)
+    return (choose or chosen)(weights, top_k, top_p, min_p, uniform(samplings, generated))
+
+
+def chosen(weights: torch.Tensor, top_k: Array, top_p: Array, min_p: Array, chances: Array) -> torch.Tensor:
+    """See `Choose`; in torch."""
+    narrowed = np.flatnonzero((top_k < weights.shape[1]) | (top_p < 1))
+    if len(narrowed):
+        weights[narrowed] = _narrowed(weights[narrowed], top_k[narrowed], top_p[narrowed])
+    if min_p.any():
         weights *= weights >= _column(min_p, weights)
-    return _invert(weights, _column(uniform(samplings, generated), weights, torch.float64))
+    return _invert(weights, _column(chances, weights, torch.float64))
 
 
-def _narrowed(weights: torch.Tensor, top_k: list[int], top_p: list[float]) -> torch.Tensor:
+def _narrowed(weights: torch.Tensor, top_k: Array, top_p: Array) -> torch.Tensor:
     """The weights [rows, vocab] with 0 for what top_k and top_p drop. Among equals the lower ids stay."""
-    falling = _falling(weights, max(top_k))
+    falling = _falling(weights, int(top_k.max()))
     reached = falling.cumsum(-1, dtype=torch.float64)
     most = torch.tensor(top_k, device=weights.device)[:, None]
     share = _column(top_p, weights, torch.float64)

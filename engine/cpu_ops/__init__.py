@@ -27,6 +27,7 @@ HEAD_DIM_MAX = 256  # as in kernels.h
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 class Unavailable(Exception):
@@ -91,7 +92,9 @@ class Library:
         self._rotate.argtypes = types_of("s pppp sssss f s")
         self._silu_mul = library.sluice_silu_mul
         self._silu_mul.argtypes = types_of("s pp ss s")
-        for function in (self._attend, self._norm, self._rotate, self._silu_mul):
+        self._draw = library.sluice_draw
+        self._draw.argtypes = types_of("p ss ppp p p s")
+        for function in (self._attend, self._norm, self._rotate, self._silu_mul, self._draw):
             function.restype = None
         self._init = library.sluice_ops_init
         self.level = self.use(level)
@@ -183,6 +186,20 @@ class Library:
         out = torch.empty((rows, size), dtype=x.dtype)
         self._silu_mul(KINDS[x.dtype], x.data_ptr(), out.data_ptr(), rows, size, torch.get_num_threads())
         return out
+
+    def draw(self, weights: torch.Tensor, top_k: Ints, top_p: Floats, min_p: Floats, chances: Floats) -> torch.Tensor:
+        """See `engine.sampler.Choose`; float32. A row that holds no number above 0, or one that isn't of 0 to 1, is
+        answered with -1."""
+        rows, vocab = weights.shape
+        weights = weights.contiguous()
+        settings = [
+            np.ascontiguousarray(each, dtype)
+            for each, dtype in ((top_k, np.int64), (top_p, np.float64), (min_p, np.float32), (chances, np.float64))
+        ]
+        tokens = torch.empty(rows, dtype=torch.int64)
+        addresses = [each.ctypes.data for each in settings]
+        self._draw(weights.data_ptr(), rows, vocab, *addresses, tokens.data_ptr(), torch.get_num_threads())
+        return tokens
 
 
 def load(cache_folder: Path, progress: Callable[[str, int, int], None]) -> Library:

@@ -40,6 +40,7 @@ class NativeDecoder:
         numbers: str,
         progress: Callable[[str, int, int], None],
     ) -> None:
+        self.library = library
         self.cache_dtype = torch.float32 if numbers == "float32" else torch.bfloat16
         self._config = config
         self._weights = weights

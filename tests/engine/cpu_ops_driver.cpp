@@ -22,6 +22,8 @@ void sluice_forward(const sluice::Decoder *, const sluice::Attend *, const int64
 void sluice_logits(const sluice::Decoder *, float *x, int64_t rows, float *out, void *space, int64_t threads);
 void sluice_multiply(const sluice::Product *, const void *x, int64_t kind, int64_t rows, void *out, int64_t out_kind,
                      int64_t threads);
+void sluice_draw(const uint32_t *weights, int64_t rows, int64_t size, const int64_t *top_k, const double *top_p,
+                 const float *min_p, const double *chances, int64_t *tokens, int64_t threads);
 }
 
 static std::vector<unsigned char> numbers(int64_t count, int64_t kind) {
@@ -114,8 +116,31 @@ static void decode(int64_t kind, int64_t format) {
     sluice_logits(&decoder, hidden, ROWS, reinterpret_cast<float *>(out.data()), space.data(), 2);
 }
 
+// Rows of weights in [0.5, 1], of their bits at random, of zeros with a one at the end, and of nothing that is a weight.
+static void draw(int64_t size) {
+    std::vector<uint32_t> weights;
+    for (int64_t row = 0; row < 4; row++)
+        for (int64_t i = 0; i < size; i++) {
+            const auto random = static_cast<uint32_t>(std::rand());
+            const uint32_t kinds[] = {0x3f000000 | (random & 0x7fffff), random % 0x3f800001, 0, 0xffc00000 | random};
+            weights.push_back(row == 2 && i == size - 1 ? 0x3f800000 : kinds[row]);
+        }
+    for (int64_t top_k : {int64_t{1}, (size + 1) / 2, size + 1})
+        for (double top_p : {0.0, 0.5, 1 - 0x1p-53, 1.0})
+            for (float min_p : {0.0f, 0.25f, 2.0f})
+                for (double chance : {0.0, 0.7, 1 - 0x1p-53}) {
+                    const std::vector<int64_t> most(4, top_k);
+                    const std::vector<double> share(4, top_p), chances(4, chance);
+                    const std::vector<float> least(4, min_p);
+                    std::vector<int64_t> tokens(4);
+                    sluice_draw(weights.data(), 4, size, most.data(), share.data(), least.data(), chances.data(),
+                                tokens.data(), 2);
+                }
+}
+
 int main(int, char **arguments) {
     std::puts(sluice_ops_init(std::atoi(arguments[1]), nullptr));
+    for (int64_t size : {1, 63, 64, 65, 3000}) draw(size);
     for (int64_t format = 0; format < sluice::FORMATS; format++) {
         multiply(format);
         for (int64_t kind = 0; kind < 2; kind++) decode(kind, format);

@@ -19,6 +19,7 @@ from engine.cpu_ops import LEVELS, Library, Step, Unavailable
 from engine.cpu_ops.build import BuildError, build, takes
 from engine.models.config import Rope
 from engine.models.rotary import Rotary
+from engine.sampler import chosen
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -242,6 +243,33 @@ def test_silu_mul_of_extremes(library: Library, level: str) -> None:
     torch.testing.assert_close(ours[finite], torch.nn.functional.silu(gate[finite]), atol=1e-6, rtol=1e-6)
     assert ours[7].isnan()
     assert ours[8] == torch.inf
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.95])
+@pytest.mark.parametrize("top_k", [40, 20_000])
+def test_draws_of_many_rows_at_once(library: Library, top_k: int, top_p: float) -> None:
+    """Cut for two threads, from peaked and from flat weights, they are those of torch; engine/test_sampler.py has the
+    particular cases."""
+    generator = torch.Generator().manual_seed(5)
+    weights = (torch.randn(9, 20_000, generator=generator) * torch.logspace(-6, 1, 9)[:, None]).exp()
+    weights /= weights.amax(-1, keepdim=True)
+    chances = torch.rand(9, generator=generator).double().numpy()
+    settings = (np.full(9, top_k), np.full(9, top_p), np.array([0, 0, 0.5] * 3), chances)
+    ours = library.draw(weights, *settings)
+    assert torch.equal(ours, chosen(weights, *settings))
+
+
+@pytest.mark.parametrize("filters", [(5, 1.0, 0.0), (2, 1.0, 0.0), (5, 0.5, 0.0), (5, 1.0, 0.5)])
+@pytest.mark.parametrize("broken", [torch.nan, -torch.nan, torch.inf, 2.0, -1.0, None])
+def test_a_draw_from_what_is_no_weight_is_told(
+    library: Library, broken: float | None, filters: tuple[int, float, float]
+) -> None:
+    weights = torch.tensor([[1.0, 0, 0, 0, 0]] * 3)
+    weights[1] = 0
+    if broken is not None:
+        weights[1, 3] = broken
+    settings = (np.full(3, each) for each in (*filters, 0.9))
+    assert library.draw(weights, *settings).tolist() == [0, -1, 0]
 
 
 @pytest.mark.parametrize("level", sorted(LEVELS))

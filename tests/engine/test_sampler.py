@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampler import LOGPROB_MIN, Sampler, _invert, uniform
+from engine import catalog, cpu_ops
+from engine.sampler import LOGPROB_MIN, Pick, Sampler, _invert, picked, uniform
 from engine.sequence import Sampled, Sequence
 from engine.wire import Sampling
 
@@ -23,6 +25,12 @@ DRAWS = 20_000
 
 def sequence(generated: int = 0, **sampling: Any) -> Sequence:
     return Sequence(0, [0] * (1 + generated), 1, Sampling(max_tokens=10, **sampling), credit=10)
+
+
+@pytest.fixture(scope="module")
+def by_operator() -> Pick:
+    library = cpu_ops.load(catalog.cache_folder().parent / "cpu-ops", lambda *_: None)
+    return partial(picked, choose=library.draw)
 
 
 def choose(logits: torch.Tensor, *sequences: Sequence) -> list[Sampled]:
@@ -55,7 +63,7 @@ LOGITS = torch.tensor(PROBABILITIES).log() + 2.5
         ({"top_k": 3}, [4, 0, 2]),
         ({"top_k": 6}, [0, 1, 2, 3, 4, 5]),
         ({"top_p": 0.7}, [4, 0, 2]),
-        ({"top_p": 0.4}, [4]),
+        ({"top_p": 0.39}, [4]),
         ({"top_p": 1e-9}, [4]),
         ({"min_p": 0.29}, [4, 0, 2, 5]),
         ({"min_p": 1.0}, [4]),
@@ -130,6 +138,56 @@ def test_a_row_never_depends_on_its_neighbours(samplings: list[dict[str, Any]], 
         (alone,) = choose(logits[row : row + 1], rows[row])
         assert alone.token == expected.token
         assert (alone.logprob is None) == (samplings[row]["logprobs"] < 0)
+
+
+@given(
+    samplings=st.lists(
+        st.fixed_dictionaries(
+            {
+                "seed": st.integers(0, 2**64 - 1),
+                "temperature": st.sampled_from([0.0, 1e-30, 0.3, 1.0, 5.0, 1e30]),
+                "top_k": st.sampled_from([0, 0, 1, 5, 40, 600, 10**6]),
+                "top_p": st.sampled_from([1.0, 1 - 2.0**-53, 0.999999, 0.95, 0.5, 0.25, 1e-9]),
+                "min_p": st.sampled_from([0.0, 0.0, 1e-30, 0.1, 1.0]),
+            }
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    vocab=st.one_of(st.integers(1, 200), st.sampled_from([1500, 3000])),
+    spread=st.sampled_from([0.0, 1e-7, 1e-3, 1.0, 4.0, 40.0]),
+    ties=st.booleans(),
+    banned=st.sampled_from([0.0, 0.5, 0.999, 1.0]),
+    broken=st.sampled_from([None, math.nan, math.inf]),
+    huge=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_operator_chooses_the_very_tokens_that_torch_does(
+    by_operator: Pick,
+    samplings: list[dict[str, Any]],
+    vocab: int,
+    spread: float,
+    ties: bool,
+    banned: float,
+    broken: float | None,
+    huge: bool,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(samplings), vocab, generator=generator) * spread
+    if ties:
+        logits = logits.round()
+    logits[torch.rand(logits.shape, generator=generator) < banned] = -torch.inf
+    if huge:
+        logits[-1, vocab // 2] = 3e38
+    if broken is not None:
+        logits[len(samplings) // 2, seed % vocab] = broken
+    rows = [sequence(index, **sampling) for index, sampling in enumerate(samplings)]
+    expected = Sampler([]).choose(logits, rows)
+    assert Sampler([], by_operator).choose(logits, rows) == expected
+    if broken is not None:
+        assert expected[len(samplings) // 2].error
 
 
 @given(
