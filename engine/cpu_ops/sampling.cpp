@@ -88,10 +88,15 @@ void gather(const uint32_t *row, int64_t size, uint32_t floor, Space &space) {
     }
 }
 
-void sort_falling(Space &space) {
+// The candidates, at most the top_k largest, from the largest down.
+void sort_falling(int64_t top_k, Space &space) {
     space.falling = space.keys;
-    if (space.keys.size() < RADIX_MIN) return std::sort(space.falling.begin(), space.falling.end(), std::greater<>());
-    space.spare.resize(space.keys.size());
+    if (top_k < static_cast<int64_t>(space.falling.size())) {
+        std::nth_element(space.falling.begin(), space.falling.begin() + top_k, space.falling.end(), std::greater<>());
+        space.falling.resize(top_k);
+    }
+    if (space.falling.size() < RADIX_MIN) return std::sort(space.falling.begin(), space.falling.end(), std::greater<>());
+    space.spare.resize(space.falling.size());
     for (int shift = 0; shift < KEY_BITS; shift += DIGIT_BITS) {
         std::fill_n(space.counts, DIGITS, 0);
         for (const uint32_t key : space.falling) space.counts[key >> shift & (DIGITS - 1)]++;
@@ -102,10 +107,10 @@ void sort_falling(Space &space) {
     }
 }
 
-// How many of the sorted candidates top_k and top_p keep. -1: only with `all` that are above 0 could it be told, since
+// How many of the sorted candidates top_p keeps. -1: only with `all` that are above 0 could it be told, since
 // top_p's share is of their sum from the largest down, and `total` is one of another order.
 int64_t kept_of(Space &space, const Filters &filters, int64_t size, double total, bool all) {
-    const auto count = std::min(static_cast<int64_t>(space.falling.size()), filters.top_k);
+    const auto count = static_cast<int64_t>(space.falling.size());
     if (filters.top_p >= 1) return count;
     space.reached.resize(count);
     double sum = 0;
@@ -128,7 +133,7 @@ void narrow(const uint32_t *row, int64_t size, const Filters &filters, Space &sp
     int64_t kept = -1;
     for (bool all = floor == 1; kept < 0; all = true) {
         gather(row, size, all ? 1 : floor, space);
-        sort_falling(space);
+        sort_falling(filters.top_k, space);
         kept = kept_of(space, filters, size, total, all);
     }
     const uint32_t threshold = space.falling[kept - 1];
