@@ -51,6 +51,8 @@ import torch, transformers
 folder, file, out = sys.argv[1:]
 where = {"gguf_file": file}
 model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **where)
+model.hf_quantizer = None  # or it won't be saved, although its weights are plain by now
+del model.config.quantization_config
 model.save_pretrained(out)
 transformers.AutoTokenizer.from_pretrained(folder, **where).save_pretrained(out)
 """
