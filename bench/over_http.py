@@ -27,6 +27,7 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import statistics
 import sys
@@ -62,7 +63,8 @@ class Load:
 
 
 def main(options: argparse.Namespace, model: str) -> int:
-    """The exit code. `options` are those of bench.engine."""
+    """The exit code. `options` are those of bench.engine. A run that is cut leaves no server behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut"))
     kept = Kept(options.json, f"{Path(model).name}, {describe().rpartition(', ')[0]}")
     loads = [f"{streams} at once" for streams in options.batches] + [f"{rate:g} a second" for rate in options.rates]
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as scratch:
