@@ -131,9 +131,12 @@ def _without_ids(path: str) -> str:
 def _pairs(fields: dict[str, Value]) -> list[str]:
     """Each value that there is, on one line; quoted when it isn't a plain word."""
     words = "".join([value for value in fields.values() if type(value) is str])
-    if _word.fullmatch(words):  # as nearly always
-        return [f"{name}={value}" for name, value in fields.items() if value is not None and value != ""]
-    return [f"{name}={_shown(value)}" for name, value in fields.items() if value is not None and value != ""]
+    plain = _word.fullmatch(words)  # as nearly always: one question for all
+    return [
+        f"{name}={value if plain else _shown(value)}"
+        for name, value in fields.items()
+        if value is not None and value != ""
+    ]
 
 
 def _shown(value: Value) -> str:
