@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.serving import Server
+from tests.support.tools import one_at_a_time
 
 SUITE = "autobahntestsuite==25.10.1"
 CASES_ALL, CASES_SHORT = 517, 301
@@ -93,8 +93,7 @@ def installed_suite() -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / SUITE.replace("==", "-")
     folder.mkdir(parents=True, exist_ok=True)
     python, done = folder / "env" / "bin" / "python", folder / "complete"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once make it once
+    with one_at_a_time(folder):
         if not done.exists():
             shutil.rmtree(folder / "env", ignore_errors=True)
             _install(base, folder)
