@@ -28,7 +28,7 @@ PREFILL_TOKENS = 1024
 FIRST_ORDINARY_ID = 300
 # What a warm-up makes: enough for every operator to have been called.
 WARM_TOKENS = 4
-KV_BLOCKS, BLOCK_SIZE = 1024, 16  # room for 64 sequences of 256 tokens
+BLOCK_SIZE = 16
 
 
 @dataclass
@@ -41,6 +41,11 @@ class Figures:
     outside: float | None = None  # the part of a step's time that is neither model nor sampler, at the largest batch
 
 
+def kv_tokens(batches: list[int]) -> int:
+    """What a contender's KV cache has room for, the same in each that has one of its own: its largest batch whole."""
+    return max(max(batches) * (PROMPT_TOKENS + NEW_TOKENS), PREFILL_TOKENS + BLOCK_SIZE)
+
+
 def prompts(count: int, tokens: int, vocab_size: int, seed: int) -> list[list[int]]:
     """`count` different prompts."""
     draw = random.Random(seed)
@@ -50,17 +55,19 @@ def prompts(count: int, tokens: int, vocab_size: int, seed: int) -> list[list[in
 class Sluice:
     """The engine's core without its socket: messages in, encoded steps out, as the shell around it would have them."""
 
-    def __init__(self, model: str, dtype: str) -> None:
+    def __init__(self, model: str, dtype: str, batches: list[int]) -> None:
         from engine.__main__ import CPU_RUNNING_MAX, CPU_STEP_TOKENS, OPENMP_SPINS
 
         os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # as the engine has it, before torch is imported
         from engine.block_pool import BlockPool
         from engine.core import Core
+        from engine.memory import give_back
         from engine.model_runner import ModelRunner
         from engine.scheduler import Scheduler
 
         self._runner = ModelRunner.load(model, device="cpu", dtype=dtype, progress=lambda *_: None)
-        self._runner.allocate(KV_BLOCKS, BLOCK_SIZE)
+        blocks = -(-kv_tokens(batches) // BLOCK_SIZE)
+        self._runner.allocate(blocks, BLOCK_SIZE)
         launch = self._runner.launch  # on a CPU a step is computed by the time that it returns
         self._inside = 0.0
 
@@ -71,12 +78,13 @@ class Sluice:
             return launched
 
         self._runner.launch = timed  # type: ignore[method-assign]
-        pool = BlockPool(KV_BLOCKS, BLOCK_SIZE)
+        pool = BlockPool(blocks, BLOCK_SIZE)
         scheduler = Scheduler(pool, step_tokens_max=CPU_STEP_TOKENS, running_max=CPU_RUNNING_MAX)
         self._core = Core(self._runner, pool, scheduler, version="bench")
         self._peer = self._core.join(self._sent)
         self._next_id = 1
         self._begun: set[int] = set()
+        give_back()  # as the engine does when it has loaded
 
     def _sent(self, step: Any) -> None:
         from engine.wire import encode
@@ -118,7 +126,7 @@ class Sluice:
 
 def sluice(options: argparse.Namespace) -> Figures:
     """Ours."""
-    return Sluice(options.model, options.dtype).measure(options.batches)
+    return Sluice(options.model, options.dtype, options.batches).measure(options.batches)
 
 
 def transformers(options: argparse.Namespace) -> Figures:
@@ -175,9 +183,8 @@ def llama_cpp(options: argparse.Namespace) -> Figures:
             out = subprocess.run([*program, "-c", str(context)], check=True, capture_output=True, text=True).stdout
             return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
-        most = max(options.batches) * (PROMPT_TOKENS + NEW_TOKENS)
         batches = ",".join(map(str, options.batches))
-        decoded = run(PROMPT_TOKENS, NEW_TOKENS, batches, most)
+        decoded = run(PROMPT_TOKENS, NEW_TOKENS, batches, kv_tokens(options.batches))
         (prefilled,) = run(PREFILL_TOKENS, 1, "1", PREFILL_TOKENS + BLOCK_SIZE)
     return Figures(
         prefill=prefilled["speed_pp"],

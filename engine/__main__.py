@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from engine.block_pool import BlockPool
 from engine.core import Core, Runner
+from engine.memory import give_back
 from engine.scheduler import Scheduler
 from engine.shell import Shell, bind, read_token, unbind
 from engine.synthetic import ScriptError, SyntheticRunner
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, LoadError, ScriptError, ValueError, OSError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return 1 if isinstance(error, LoadError) else 2
-    gc.collect()
+    give_back()
     gc.freeze()
     _run(shell, options.listen, alone=parent is None)
     return 0
@@ -170,17 +171,9 @@ def _load_model(options: argparse.Namespace) -> tuple[ModelRunner, int]:
             model.allocate(blocks, options.block_size)
             model.prepare(_limits(options)[0], progress)
         print(f"engine: {model.operators}", file=sys.stderr, flush=True)
-        gc.collect()
-        _return_memory()
     except ModelError as error:
         raise LoadError(str(error)) from None
     return model, blocks
-
-
-def _return_memory() -> None:
-    """Gives back what loading took and freed: glibc keeps it for this process, 100 MB of a model of 256."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _pool_bytes(device_free_bytes: int | None) -> int:

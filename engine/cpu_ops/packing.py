@@ -12,6 +12,9 @@ import torch
 PANEL = 16
 BLOCK = 32
 SPAN = 64
+# Numbers of a matrix are made int8 so many rows at a time: what that takes beside an embedding would be the most that
+# loading ever does.
+SLAB_ROWS = 4096
 FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "q8_0": 3, "q4_0": 4, "q4_1": 5}
 
 
@@ -46,7 +49,7 @@ def pack(weight: torch.Tensor, form: str) -> Packed:
     """weight [outputs, inputs], of any float type, as float32, bfloat16 or int8."""
     outputs, inputs = weight.shape
     if form == "int8":
-        return _pack_int8(weight.float())
+        return _pack_int8(weight)
     numbers = weight.to(torch.float32 if form == "float32" else torch.bfloat16)
     return Packed(form, outputs, inputs, _panels(_groups(numbers)))
 
@@ -83,10 +86,16 @@ def joined(parts: list[Packed]) -> Packed | None:
 def _pack_int8(weight: torch.Tensor) -> Packed:
     """Each output's weights by a scale of their own, so that the largest is 127."""
     outputs, inputs = weight.shape
-    scales = weight.abs().amax(1) / 127
-    values = (weight / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_()
-    stored = values.nan_to_num_().clamp_(-127, 127).add_(128).to(torch.uint8)  # a scale that is no number tells of it
-    return Packed("int8", outputs, inputs, _panels(_groups(stored)), _panels(scales[:, None]))
+    scales = torch.empty((outputs, 1), dtype=torch.float32)
+    stored = torch.empty((outputs, inputs), dtype=torch.uint8)
+    for at in range(0, outputs, SLAB_ROWS):
+        slab = weight[at : at + SLAB_ROWS].float()
+        scale = slab.abs().amax(1, keepdim=True) / 127
+        values = (slab / scale.clamp(min=torch.finfo(torch.float32).tiny)).round_()
+        # A scale that is no number tells of it.
+        stored[at : at + SLAB_ROWS] = values.nan_to_num_().clamp_(-127, 127).add_(128)
+        scales[at : at + SLAB_ROWS] = scale
+    return Packed("int8", outputs, inputs, _panels(_groups(stored)), _panels(scales))
 
 
 def _groups(rows: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench import engine, http_servers, over_http
-from bench.contenders import prompts
+from bench.contenders import kv_tokens, prompts
 from bench.machine import describe, markdown, spread
 from tests.support.checkpoints import save, small_model
 from tests.support.serving import REPOSITORY
@@ -57,6 +57,12 @@ def test_prompts_differ_and_are_the_same_each_time() -> None:
     assert first != second
     assert prompts(2, 64, 49152, seed=1) == [first, second]
     assert all(300 <= id_ < 49152 for id_ in first)
+
+
+def test_every_contender_has_the_same_room_for_keys_and_values() -> None:
+    """Of its largest batch, or of the long prompt where that is longer."""
+    assert kv_tokens([1, 8, 32]) == 32 * (128 + 128)
+    assert kv_tokens([1]) == 1024 + 16
 
 
 def test_a_spread_is_the_median_and_both_ends() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine import catalog, cpu_ops
 from engine.cpu_ops import LEVELS, Library
 from engine.cpu_ops.decoder import look_up, multiply
-from engine.cpu_ops.packing import BLOCK, FORMATS, SPAN, Blocks, Packed, pack, pack_blocks
+from engine.cpu_ops.packing import BLOCK, FORMATS, SLAB_ROWS, SPAN, Blocks, Packed, joined, pack, pack_blocks
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -136,6 +136,17 @@ def test_the_largest_numbers_do_not_saturate(library: Library, level: str, form:
             ours, meant = packed(torch.full((16, 512), sign), form)
             result = multiply(library, ours, torch.full((3, 512), x_sign))
             torch.testing.assert_close(result.double(), (x_sign * meant.sum(1)).expand(3, 16), atol=1e-3, rtol=2e-6)
+
+
+def test_a_matrix_of_more_rows_than_are_packed_at_a_time() -> None:
+    """Each slab is what it is by itself."""
+    weight = torch.randn(2 * SLAB_ROWS + 32, 24, generator=torch.Generator().manual_seed(3))
+    whole = pack(weight, "int8")
+    parts = [pack(weight[at : at + SLAB_ROWS], "int8") for at in range(0, len(weight), SLAB_ROWS)]
+    together = joined(parts)
+    assert together is not None and whole.scales is not None and together.scales is not None
+    assert torch.equal(whole.weights, together.weights)
+    assert torch.equal(whole.scales, together.scales)
 
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
