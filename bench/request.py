@@ -46,6 +46,9 @@ SDK_FIELDS = (
     "X-Stainless-Async: false", "x-stainless-retry-count: 0", "x-stainless-read-timeout: 600",
 )  # fmt: skip
 FIELDS = ("Host: localhost", "Accept: text/event-stream", "Content-Type: application/json")
+# Other than what a client sends again and again, such a head is never one that was read before.
+NEW = "0" * 32
+TRACED_FIELDS = (*FIELDS, f"Traceparent: 00-{NEW}-b7ad6b7169203331-01")
 
 
 class Orders(Engine):
@@ -132,6 +135,7 @@ class Bench:
             trusted=TrustedProxies("127.0.0.1"),
         )
         self.connections = [self.connect() for _ in range(CONNECTIONS)]
+        self.asked = 0
 
     def connect(self) -> Connection:
         """One more connection."""
@@ -144,9 +148,11 @@ class Bench:
         clock, ids = time.thread_time, self.engine.ids
         ids.clear()
         sinks = [cast(Sink, connection.transport) for connection in self.connections]
+        each_own = [request.replace(NEW.encode(), b"%032x" % (self.asked + n)) for n in range(1, len(sinks) + 1)]
+        self.asked += len(sinks)
         began = clock()
-        for connection in self.connections:
-            connection.data_received(request)
+        for connection, data in zip(self.connections, each_own, strict=True):
+            connection.data_received(data)
         while len(ids) < len(sinks):  # noqa: ASYNC110 (turns of the loop, as few as it takes)
             await asyncio.sleep(0)
         begun = clock()
@@ -175,6 +181,7 @@ def requests() -> dict[str, bytes]:
     return {
         "chat": post("/v1/chat/completions", FIELDS, {**body, "stream": True}),
         "chat, OpenAI's SDK": post("/v1/chat/completions", SDK_FIELDS, {**body, "stream": True}),
+        "chat, each head new": post("/v1/chat/completions", TRACED_FIELDS, {**body, "stream": True}),
         "chat, in one piece": post("/v1/chat/completions", FIELDS, body),
         "generate": f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode(),
         "messages": post("/v1/messages", FIELDS, {**body, "stream": True}),

@@ -2,10 +2,11 @@
 
 h11 is the authority for messages and for connection state. In front of it stands `http1_guard`, so that h11 sees only
 what every recipient reads in the same way. Each request has a parser of its own, which is gone once the request is here
-whole. What frames an answer, and whether the connection outlives it, h11 says once for each kind of answer
-(`http1_answers`). Body chunks are framed by hand, because a token's chunk must cost one formatting of bytes, and so are
-the fields of an answer's head that say nothing about its framing, which h11 would check and copy four times. Tests
-prove all of that identical to what h11 writes and decides.
+whole, or only a body of known length is left to count; it has none where the same head came before (`http1_heads`).
+What frames an answer, and whether the connection outlives it, h11 says once for each kind of answer (`http1_answers`).
+Body chunks are framed by hand, because a token's chunk must cost one formatting of bytes, and so are the fields of an
+answer's head that say nothing about its framing, which h11 would check and copy four times. Tests prove all of that
+identical to what h11 writes and decides.
 
 Imports h11, msgspec and its neighbours; no sockets, no clock. `receive` never raises, whatever comes; the response
 methods raise ValueError for content that can't be sent and RuntimeError when called out of turn.
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable
 import h11
 import msgspec
 
+from protocols import http1_heads
 from protocols.http1_answers import Frame, frame_of, irregular_head, plain_lines
 from protocols.http1_guard import Framing, Guard, Malformed, split_absolute
 
@@ -104,13 +106,15 @@ class Http1:
     """One connection. Read with `receive`, answer with `head`, `body`, `end`, then `next_request` or close."""
 
     __slots__ = (
-        "_deaf", "_eof", "_frame", "_guard", "_left", "_max_header", "_parser", "_request", "_version", "_write",
+        "_counted", "_deaf", "_eof", "_frame", "_guard", "_left", "_max_header", "_parser", "_request", "_version",
+        "_write",
     )  # fmt: skip
 
     def __init__(self, *, max_header: int) -> None:
         self._guard = Guard(max_header=max_header)
         self._max_header = max_header
         self._parser: h11.Connection | None = None  # of the request that is coming
+        self._counted = False  # only the length of its body is left to come
         self._request: Request | None = None
         self._version: bytes | None = None  # of HTTP, as the latest request that was understood had it
         self._write = _HEAD
@@ -176,10 +180,8 @@ class Http1:
     def _read(self) -> list[Event]:
         events: list[Event] = []
         try:
-            while not self._deaf and (piece := self._guard.next_piece()) is not None:
-                if self._guard.framing.content_length and not self._guard.complete:
-                    piece += self._guard.next_piece() or b""  # a body that came with its head, in the same go
-                self._parse(piece, events)
+            while not self._deaf and self._read_piece(events):
+                pass
             if self._eof and not self._deaf and not (self._guard.complete or self._guard.awaiting):
                 raise Malformed(400, "the connection was closed in the middle of the request")
         except Malformed as fault:
@@ -191,7 +193,44 @@ class Http1:
             events.append(Refusal(400, str(fault)))
         return events
 
-    def _parse(self, piece: bytes, events: list[Event]) -> None:
+    def _read_piece(self, events: list[Event]) -> bool:
+        """The head, or what has come of the body. False when more bytes must come."""
+        guard = self._guard
+        if (head := guard.whole_head()) is not None and (known := http1_heads.find(head)) is not None:
+            guard.take_head(head, http1_heads.framing_of(known))
+            self._take_head(known, events)
+        elif (piece := guard.next_piece()) is None:
+            return False
+        elif self._counted:
+            self._take_counted(piece, events)
+        else:
+            self._parse(piece, events, head=head)
+        return True
+
+    def _take_head(self, request: Request, events: list[Event]) -> None:
+        self._version = b"1.1" if request.http_version == "1.1" else b"1.0"
+        self._request = request
+        events.append(request)
+        # h11 would count the bytes of a body of known length, as the guard does.
+        if not (request.chunked or request.expect_continue):
+            self._parser = None
+            self._counted = True
+            self._take_counted(b"", events)
+
+    def _take_counted(self, data: bytes, events: list[Event]) -> None:
+        if data:
+            events.append(Body(data))
+        if self._guard.complete:
+            self._end_request(events)
+
+    def _end_request(self, events: list[Event]) -> None:
+        self._parser = None
+        self._counted = False
+        events.append(BodyEnd())
+        if self._request and not (self._request.keep_alive or self._request.upgrade):
+            self._stop_reading()
+
+    def _parse(self, piece: bytes, events: list[Event], *, head: bytes | None) -> None:
         parser = self._parser
         if parser is None:
             size = self._max_header + _H11_SLACK_BYTES
@@ -200,16 +239,16 @@ class Http1:
         while (event := parser.next_event()) is not h11.NEED_DATA and event is not h11.PAUSED:
             # Not isinstance: h11's events are abstract base classes, which take long to say what is none of theirs.
             if type(event) is h11.Request:
-                self._version = event.http_version
-                self._request = _request(event, self._guard.framing)
-                events.append(self._request)
+                request = _request(event, self._guard.framing)
+                if piece == head:
+                    http1_heads.keep(head, request)
+                self._take_head(request, events)
+                if self._parser is None:
+                    break
             elif type(event) is h11.Data:
                 events.append(Body(bytes(event.data)))
             elif type(event) is h11.EndOfMessage:
-                self._parser = None
-                events.append(BodyEnd())
-                if self._request and not (self._request.keep_alive or self._request.upgrade):
-                    self._stop_reading()
+                self._end_request(events)
                 break
 
     # What the server answers

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # Old clients send one CRLF behind a body (RFC 9112 2.2 asks to ignore at least one); a client that sends nothing but
 # empty lines is no client.
@@ -63,8 +63,7 @@ class Malformed(Exception):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
-class Framing:
+class Framing(NamedTuple):
     """How the body of a request is delimited: at most one of the two is set."""
 
     content_length: int | None = None
@@ -134,7 +133,7 @@ class Guard:
     def next_piece(self) -> bytes | None:
         """The next checked bytes, or None when the request is complete or more bytes must come. Raises Malformed."""
         if self._state is _REQUEST_LINE:
-            if self._searched == 0 and (head := self._take_whole_head()) is not None:
+            if (head := self._take_whole_head()) is not None:
                 return head
             if not self._read_request_line():
                 return None
@@ -162,21 +161,30 @@ class Guard:
             raise Malformed(400, f"a carriage return without a line feed in the {what}")
         return line
 
-    def _take_whole_head(self) -> bytes | None:
-        """The short way for a head that is here whole. It takes nothing that the way line by line would refuse, and
-        leaves it to that one to say what is wrong. Never for bytes that drip: those are searched once."""
+    def whole_head(self) -> bytes | None:
+        """A head that is here whole, unchecked, where one may begin; it stays here. Never of bytes that drip: those are
+        searched once, line by line."""
+        if self._state is not _REQUEST_LINE or self._searched:
+            return None
         buffer = self.buffer
         end = buffer.find(b"\r\n\r\n") + 4 if len(buffer) >= HEAD_BYTES_MIN else 0
-        if not HEAD_BYTES_MIN <= end <= self._max_header:
-            return None
-        head = bytes(buffer[:end])
-        match = _head.fullmatch(head)
-        if match is None or head.count(b"\n") > FIELDS_MAX + 2:
-            return None
-        del buffer[:end]
-        _check_target(match["method"], match["target"])
-        self.framing = framing = check_head(head)
+        return bytes(buffer[:end]) if HEAD_BYTES_MIN <= end <= self._max_header else None
+
+    def take_head(self, head: bytes, framing: Framing) -> None:
+        """Pass the `whole_head` on, which is known to be good and to frame its body so."""
+        del self.buffer[: len(head)]
+        self.framing = framing
         self._begin_body(framing)
+
+    def _take_whole_head(self) -> bytes | None:
+        """The short way for a head that is here whole. It takes nothing that the way line by line would refuse, and
+        leaves it to that one to say what is wrong."""
+        head = self.whole_head()
+        match = _head.fullmatch(head) if head is not None else None
+        if head is None or match is None or head.count(b"\n") > FIELDS_MAX + 2:
+            return None
+        _check_target(match["method"], match["target"])
+        self.take_head(head, check_head(head))
         return head
 
     def _read_request_line(self) -> bool:
