@@ -28,6 +28,7 @@ QUESTION, ANSWER = "What is the capital of France?", "The capital of France is P
 OTHERS = ["Say hello.", "List three colours, and say a word about each of them.", QUESTION]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16}
 PREFILL_MS = 600
+JSON = ("Accept", "application/json")
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,27 @@ def test_answers_that_must_have_a_form_beside_ones_that_need_not(server: Server)
     jsonschema.validate(json.loads(answers[1]["message"]["content"]), CITY)
     (call,) = answers[2]["message"]["tool_calls"]
     jsonschema.validate(json.loads(call["function"]["arguments"]), CITY)
+    wait_idle(server)
+
+
+def test_a_prompt_that_is_long_to_tokenise_holds_up_no_tokens_of_others(server: Server) -> None:
+    """Counted: while it is tokenised, another stream is asked for its next tokens again and again, each time behind the
+    answer before. Were it done on the event loop, the first of these would be answered behind it."""
+    text = "The quick brown fox jumps over 13 lazy dogs. " * 14_000  # ten times what fits, and refused behind it alone
+    began = server.ask("GET", "/v1/generate?prompt=Count.&max_tokens=2000&ignore_eos=true", None, [JSON]).json()
+    polled, position = 0, -1
+    with server.connect() as reader, server.connect() as other, selectors.DefaultSelector() as answered:
+        answered.register(other.socket, selectors.EVENT_READ)
+        other.request("POST", "/v1/completions", {"prompt": text, "max_tokens": 1})
+        while not answered.select(0):
+            reader.request("GET", f"/v1/streams/{began['stream']}?after={position}&wait=30", None, [JSON])
+            events = reader.answer().json()["events"]
+            assert events
+            position, polled = events[-1]["n"], polled + 1
+        refused = other.answer("POST")
+    assert refused.error(400)["code"] == "context_length_exceeded"
+    assert polled >= 5
+    server.ask("DELETE", f"/v1/streams/{began['stream']}")
     wait_idle(server)
 
 
