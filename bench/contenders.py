@@ -165,7 +165,7 @@ def quantised(folder: Path, model: str, dtype: str, scratch: Path) -> str:
     if dtype == "as-is":
         return model
     if not made.exists():
-        command = [folder / "llama-quantize", "--allow-requantize", "--pure", model, made, dtype]
+        command = [str(folder / "llama-quantize"), "--allow-requantize", "--pure", model, str(made), dtype]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return str(made)
 
@@ -179,7 +179,7 @@ def llama_cpp(options: argparse.Namespace) -> Figures:
         flags += ["--output-format", "jsonl", "-ntg"]
 
         def run(prompt: int, new: int, batches: str, context: int) -> list[dict[str, Any]]:
-            program = [folder / "llama-batched-bench", *flags, str(new), "-npp", str(prompt), "-npl", batches]
+            program = [str(folder / "llama-batched-bench"), *flags, str(new), "-npp", str(prompt), "-npl", batches]
             out = subprocess.run([*program, "-c", str(context)], check=True, capture_output=True, text=True).stdout
             return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 

@@ -196,7 +196,7 @@ def report(device: Device, clock: Clock, sizes: Sizes) -> Iterator[str]:
     yield "prefill, one prompt, µs; and times torch's flash attention\n"
     head = ["heads", *(f"{tokens:,} tokens" for tokens in sizes.prompts)]
     for name in HEADS:
-        cells = [_told(lambda name=name, n=n: prefill_cell(device, clock, sizes, name, n)) for n in sizes.prompts]
+        cells = [_told(partial(prefill_cell, device, clock, sizes, name, n)) for n in sizes.prompts]
         yield markdown(head, [[name, *cells]]) + "\n"
     yield f"decode step of {sizes.layers} layers, context {sizes.step_context:,}, ms; and times its floor\n"
     head = ["sequences", "with graphs", "launch by launch"]
@@ -212,7 +212,7 @@ def decode_tables(device: Device, clock: Clock, sizes: Sizes, cache: str, bandwi
         rows = []
         for batch in sizes.batches:
             cells = [
-                _told(lambda n=name, b=batch, c=context: decode_cell(device, clock, sizes, n, b, c, cache, bandwidth))
+                _told(partial(decode_cell, device, clock, sizes, name, batch, context, cache, bandwidth))
                 for context in sizes.contexts
             ]
             rows.append([f"{name}, {batch}", *cells])
@@ -322,9 +322,9 @@ def step_rows(device: Device, clock: Clock, sizes: Sizes, bandwidth: float) -> l
     for cache in step._attention._caches:  # of what lay there before, a NaN would end the draw at once
         cache.k.normal_(), cache.v.normal_()
     batches = {count: _decode_batch(count, sizes.step_context, blocks_each) for count in sizes.step_batches}
-    eager = {count: clock(lambda each=each: _run(step, *each), sizes.runs) for count, each in batches.items()}
+    eager = {count: clock(partial(_run, step, *each), sizes.runs) for count, each in batches.items()}
     step.capture(most, sizes.step_context + 1, lambda *_: None)
-    graphs = {count: clock(lambda each=each: _run(step, *each), sizes.runs) for count, each in batches.items()}
+    graphs = {count: clock(partial(_run, step, *each), sizes.runs) for count, each in batches.items()}
     token = 2 * config.layers * config.kv_heads * config.head_dim * getattr(torch, sizes.kind).itemsize
     rows = []
     for count in sizes.step_batches:

@@ -93,7 +93,7 @@ def ready_line(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline().decode().strip()
     if not line:
-        raise SystemExit(f"{process.args} ended with {process.wait()} before it was ready")
+        raise SystemExit(f"{process.args!r} ended with {process.wait()} before it was ready")
     return line
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 INTERVAL_S = 0.001  # the kernel rounds it up to its tick
-path, _, module, *_ = sys.argv[1:]
+path, module = sys.argv[1], sys.argv[3]
 seen: Counter[tuple[str, int, str]] = Counter()
 running = False
 

@@ -3,8 +3,8 @@
 Short polling, long polling, chunked NDJSON, chunked text, SSE over HTTP/1.1 and HTTP/2, WebSocket without and with
 deflate, each with 1, 64, 512 (and without --quick 2,000) streams that begin at once, on connections that are open
 already. The synthetic engine has a process of its own and makes a token for each stream every 20 ms (80 ms at 2,000
-streams, 400 at 10,000, so that no more tokens are due than at 512). Every figure is of one fresh server, whose transports come by
-turns in each round:
+streams, 400 at 10,000, so that no more tokens are due than at 512). Every figure is of one fresh server, whose
+transports come by turns in each round:
 
 TTFT      from the request to the first token at the client; with many streams the requests' own handling is in it
 ITL       between two tokens of a stream at the client; 0 for those that come together
@@ -151,7 +151,7 @@ def tables(results: Results) -> str:
 
 def _cost(name: str, count: int, found: list[Figures]) -> list[str]:
     def median(field: str) -> float:
-        return statistics.median(getattr(each, field) for each in found)
+        return float(statistics.median(getattr(each, field) for each in found))
 
     star = "" if all(each.steady for each in found) else " *"
     return [

@@ -84,7 +84,7 @@ class GPU:
     def fetch(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
         """See `Device`."""
         target.copy_(source, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done = torch.cuda.Event()
         done.record()
         return done.synchronize
 
@@ -92,7 +92,7 @@ class GPU:
         """See `Device`. The first run is for what may not happen while a graph is captured: kernels are compiled,
         cuBLAS takes its workspace."""
         stream = torch.cuda.current_stream()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(stream)
         with torch.cuda.stream(side):
             work()

@@ -34,7 +34,7 @@ class Linear:
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
     """The weight in oneDNN's layout, or None where that can't be had (another device, a build without oneDNN, a type
     that this processor has no product for)."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return None
     try:
         packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)

@@ -47,13 +47,15 @@ def encoded(values: Array, kind: str) -> Array:
         return _bytes_of(values)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+    rounded[np.isnan(values)] = 0x7FC0
+    return rounded
 
 
 def decoded(stored: Array, kind: str) -> Array:
     """float64."""
     if kind == E4M3:
-        return np.where(stored & 0x80, -1, 1) * np.append(_E4M3_NUMBERS, np.nan)[stored & 0x7F]
+        sizes = np.append(_E4M3_NUMBERS, np.nan)[stored & 0x7F]
+        return np.where(stored & 0x80, -sizes, sizes)
     if kind == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return stored.astype(np.float64)
@@ -142,7 +144,8 @@ class World:
         scores = np.einsum("kgd,pkd->kgp", grouped, keys) / np.sqrt(self.shape.head_dim)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        return np.einsum("kgp,pkd->kgd", weights, values).reshape(query.shape)
+        merged: Array = np.einsum("kgp,pkd->kgd", weights, values)
+        return merged.reshape(query.shape)
 
 
 def scales_of(shape: Shape, rng: np.random.Generator) -> Array | None:
