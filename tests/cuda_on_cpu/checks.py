@@ -55,7 +55,8 @@ def decoded(stored: Array, kind: str) -> Array:
     """float64."""
     if kind == E4M3:
         sizes = np.append(_E4M3_NUMBERS, np.nan)[stored & 0x7F]
-        return np.where(stored & 0x80, -sizes, sizes)
+        numbers: Array = np.where(stored & 0x80, -sizes, sizes)
+        return numbers
     if kind == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return stored.astype(np.float64)
