@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -68,13 +69,29 @@ TEST = [
 PAGE = ["*.html", "*.css", "*.js", "*.svg"]  # the playground
 
 
-class BuildCPUOperators(build_ext):
-    """A plain shared library, by the same commands that a checkout uses at its first start."""
+CPU_OPERATORS = Extension("engine.cpu_ops.library", sources=[], optional=True)
+# Without it a token goes the way that Python has for it.
+OUTLET = Extension(
+    "server._outlet",
+    sources=["server/outlet.c"],
+    extra_compile_args=["-O2", "-Wno-missing-field-initializers"],
+    py_limited_api=True,
+    optional=True,
+)
+
+
+class BuildExtensions(build_ext):
+    """The CPU operators are a plain shared library, by the same commands that a checkout uses at its first start."""
 
     def get_ext_filename(self, fullname):
+        if fullname.rpartition(".")[2] != CPU_OPERATORS.name.rpartition(".")[2]:  # asked with and without folders
+            return super().get_ext_filename(fullname)
         return str(Path(*fullname.split(".")).with_name(CPU_OPS["file_name"]()))
 
     def build_extension(self, ext):
+        if ext is not CPU_OPERATORS:
+            super().build_extension(ext)
+            return
         try:
             CPU_OPS["build"](Path(self.get_ext_fullpath(ext.name)))
         except CPU_OPS["BuildError"] as error:  # a warning: without the library the engine computes in torch
@@ -94,8 +111,8 @@ setup(
     # CUDA sources live in cuda/, which must never be a Python package: NVIDIA's own namespace package has that name.
     package_dir={"engine._kernels": "cuda"},
     package_data={"engine._kernels": ["*.cu", "*.cuh"], "engine.cpu_ops": ["*.cpp", "*.h"], "server.playground": PAGE},
-    ext_modules=[Extension("engine.cpu_ops.library", sources=[], optional=True)],
-    cmdclass={"build_ext": BuildCPUOperators},
+    ext_modules=[CPU_OPERATORS, *([OUTLET] if sys.platform == "linux" else [])],
+    cmdclass={"build_ext": BuildExtensions},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # nothing compiled depends on Python's version
     install_requires=[*SERVER, *ENGINE],
     extras_require={"test": TEST, "bench": BENCH, "cuda": CUDA, "otel": OTEL},

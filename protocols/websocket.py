@@ -89,7 +89,7 @@ class WebSocket:
         self._outgoing = bytearray()  # pongs
         self._reply: ws.CloseConnection | None = None  # a close frame that is owed
         self._close_sent = False
-        self._direct = False  # accepted, without deflate, and no close frame was made
+        self.direct = False  # accepted, without deflate, and no close frame was made: a message is a header and itself
         self._partial: bytearray | None = None  # the fragments so far of a message; text as UTF-8
         self.closed = False  # nothing more is read or written
         self.faulted = False  # closed because the peer broke a rule: it may still be sending
@@ -148,7 +148,7 @@ class WebSocket:
             fields.append((name, value))
         self._rules = MessageRules(max_message=self._max_message, terms=terms)
         self._connection = Connection(ConnectionType.SERVER, [self._rules])
-        self._direct = terms is None
+        self.direct = terms is None
         return fields
 
     def _values(self, name: bytes) -> list[bytes]:
@@ -183,7 +183,7 @@ class WebSocket:
         reply, self._reply = self._reply, None
         if reply is None or self._close_sent:
             return data
-        self._close_sent, self._direct = True, False
+        self._close_sent, self.direct = True, False
         return data + self._open_connection().send(reply)
 
     def _take_pongs(self) -> bytes:
@@ -223,7 +223,7 @@ class WebSocket:
     def text(self, data: bytes) -> bytes:
         """One text message from UTF-8 bytes, behind the pongs that wait. Frames must be written in the order in which
         they were made. Empty once a close frame was made, as for all frames here."""
-        if self._direct and len(data) < _LENGTH_SHORT and not self._outgoing:  # a token's
+        if self.direct and len(data) < _LENGTH_SHORT and not self._outgoing:  # a token's
             return _short[len(data)] + data
         return self._message(_TEXT, data)
 
@@ -256,7 +256,7 @@ class WebSocket:
         connection = self._open_connection()
         if self._close_sent:
             return b""
-        self._close_sent, self._direct = True, False
+        self._close_sent, self.direct = True, False
         return self._take_pongs() + connection.send(ws.CloseConnection(code=code, reason=reason))
 
     def _open_connection(self) -> Connection:

@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import cast
 
-from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request
+from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request, chunk
 from protocols.http2_guard import PREFACE
 from server.exchange import new_call, refusal_of, streaming_fields, too_large, whole_fields
 from server.flow import Alarm, Farewell, StallWatch
@@ -20,6 +20,7 @@ from server.host import Host
 from server.http import Call, Headers, Response, Streaming
 from server.http1_channel import HttpChannel
 from server.http2_connection import Http2Connection
+from server.outlet import BARE, CHUNK, Outlet, Pieces, outlet
 from server.readers import ClientReader
 from server.websocket_connection import WebSocketConnection
 
@@ -378,7 +379,8 @@ class Connection(asyncio.Protocol):
         self._until_close = call.request.http_version == "1.0"
         fields = streaming_fields(answer)
         head = self._http.head(answer.status, fields, length=None, close=self.host.draining)
-        channel.begin(head, self._http.framer())
+        frame = self._http.framer()
+        channel.begin(head, frame)
         self.host.program.sent(call, answer.status)
         if call.request.method == "HEAD":
             reader.leave()
@@ -390,6 +392,11 @@ class Connection(asyncio.Protocol):
             channel.probe()
         reader.pump()
         channel.flush()
+        reader.outlet = self._outlet(CHUNK if frame is chunk else BARE, answer.framing.pieces())
+
+    def _outlet(self, envelope: int, pieces: Pieces | None) -> Outlet | None:
+        """A token's shortest way to the socket, if there is one."""
+        return None if self._tls else outlet(self.transport, envelope, pieces)
 
     def shows(self, channel: HttpChannel) -> bool:
         """Whether its answer goes on."""
@@ -473,7 +480,7 @@ class Connection(asyncio.Protocol):
 
     def _upgrade(self, call: Call) -> None:
         """Hand the connection over, or answer why not."""
-        websocket = WebSocketConnection(self.host, self.transport, call, gate=self)
+        websocket = WebSocketConnection(self.host, self.transport, call, gate=self, outlet=self._outlet)
         refusal = websocket.open()
         if refusal is not None:
             self._send(call, *refusal)

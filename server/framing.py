@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from server.log import Event
+from server.outlet import PLAIN_TEXT, POSITION, TEXT, Pieces
 from server.stream import Frame, Stream
 
 # EventSource waits three seconds by default before it comes back; a local restart or a proxy's cut is over sooner.
@@ -40,6 +41,11 @@ class Framing(Protocol):
 
     def one(self, event: Event, position: int) -> bytes:
         """The event at `position`: a token's, on its way, is rendered here."""
+        ...
+
+    def pieces(self) -> Pieces | None:
+        """What `one` makes of a token's text, behind position 0 and before the stream's end, for an Outlet. None: that
+        differs from token to token."""
         ...
 
 
@@ -89,6 +95,15 @@ class Sse:
             block = b"".join((_type_line(event.name), b"data: ", data, self._id, number, b"\n\n"))
         return block if position else _RETRY + block
 
+    def pieces(self) -> Pieces | None:
+        """See Framing."""
+        if len(self._frames) != 1:
+            return None
+        before, behind, end = self._frames[0]
+        if end is None:
+            return before, TEXT, behind, POSITION, b"\n\n"
+        return before, TEXT, behind, POSITION, end, POSITION, b"\n\n"
+
 
 def _type_line(name: str) -> bytes:
     return b"event: %b\n" % name.encode() if name else b""
@@ -126,6 +141,13 @@ class Ndjson:
             return line + DONE_LINE + b"\n"
         return line
 
+    def pieces(self) -> Pieces | None:
+        """See Framing."""
+        if len(self._frames) != 1:
+            return None
+        before, behind, _, end = self._frames[0]
+        return (before, TEXT, behind + b"\n") if end is None else (before, TEXT, behind, POSITION, end + b"\n")
+
 
 class Plain:
     """text/plain: the text alone. `skip_bytes` of it are left out at the start."""
@@ -148,6 +170,10 @@ class Plain:
             self._skip -= skipped
             data = data[skipped:]
         return data
+
+    def pieces(self) -> Pieces | None:
+        """See Framing."""
+        return None if self._skip else (PLAIN_TEXT,)
 
 
 def polled(stream: Stream, events: list[Event], first: int) -> bytes:

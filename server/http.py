@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from protocols.http1 import Request
+from server.outlet import Outlet, Pieces
 
 if TYPE_CHECKING:
     from protocols.websocket import WsEvent
@@ -128,6 +129,10 @@ class WebSocketChannel(Protocol):
 
     def write(self, frames: bytes) -> None:
         """Send frames."""
+        ...
+
+    def outlet(self, pieces: Pieces | None) -> Outlet | None:
+        """A shorter way for tokens, if there is one."""
         ...
 
     def close(self, code: int, reason: str = "") -> None:

@@ -63,7 +63,9 @@ class HttpChannel:
     def keep_alive(self) -> float:
         """It is time for a ping, if nothing was written meanwhile. Returns in how many seconds to look again."""
         keepalive_s = self._connection.host.deadlines.keepalive_s
-        wait_s = self.wrote_at + keepalive_s - self._loop.time()
+        outlet = self.reader.outlet
+        wrote_at = self.wrote_at if outlet is None else max(self.wrote_at, outlet.sent_at)
+        wait_s = wrote_at + keepalive_s - self._loop.time()
         if wait_s > 0:
             return wait_s
         if self.writable and self.reader.framing.ping:

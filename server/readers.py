@@ -14,6 +14,7 @@ from typing import Protocol
 from server.framing import Framing, render
 from server.log import Log
 from server.outcome import Outcome
+from server.outlet import Outlet
 from server.stream import Reader, Stream
 
 # Events that a reader who comes late gets in one write: enough to be fast, and a small multiple of the send buffer.
@@ -65,9 +66,10 @@ class Channel(Protocol):
 
 
 class ClientReader:
-    """Writes a stream's events to a channel from position `cursor` on."""
+    """Writes a stream's events to a channel from position `cursor` on. `outlet`: the channel's shorter way for tokens,
+    if it has one."""
 
-    __slots__ = ("burst_events", "channel", "cursor", "framing", "gate", "stream")
+    __slots__ = ("burst_events", "channel", "cursor", "framing", "gate", "outlet", "stream")
 
     def __init__(
         self, stream: Source, framing: Framing, channel: Channel, cursor: int = 0, *, burst_events: int = BURST_EVENTS
@@ -78,26 +80,29 @@ class ClientReader:
         self.gate = channel.gate
         self.cursor = cursor
         self.burst_events = burst_events
+        self.outlet: Outlet | None = None
 
     def pump(self) -> None:
         """Write what is new, as far as the channel takes it."""
         gate, stream = self.gate, self.stream
         log, cursor = stream.log, self.cursor
-        end = log.end
+        end, outcome = log.end, stream.outcome
         if end - cursor == 1:  # a token's, on its way, as nearly always
             if not gate.writable:
                 return
             self.cursor = end
-            if data := self.framing.one(log.last, cursor):
+            event, outlet = log.last, self.outlet
+            sent = outlet is not None and outcome is None and event.data is None and outlet.send(event.text, cursor)
+            if not sent and (data := self.framing.one(event, cursor)):
                 self.channel.write(data)
         elif cursor < end and not self._catch_up(end):
             return
-        if stream.outcome is None:
+        if outcome is None:
             if stream.hungry and gate.writable:
                 stream.renew()
         else:
             self.leave()
-            if self.framing.lies_at_the_end and not stream.outcome.success:
+            if self.framing.lies_at_the_end and not outcome.success:
                 self.channel.cut()
             else:
                 self.channel.finish()

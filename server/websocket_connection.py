@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from protocols.websocket import Closed, WebSocket
 from server.flow import Alarm, Farewell
 from server.http import Call, Headers, Response, Session
+from server.outlet import FRAME, Outlet, Pieces
 
 if TYPE_CHECKING:
     from server.host import Host
@@ -41,6 +42,7 @@ class WebSocketConnection:
         call: Call,
         *,
         gate: Gate,
+        outlet: Callable[[int, Pieces | None], Outlet | None] | None = None,
         accept: Callable[[WebSocket], bytes] = WebSocket.accept,
     ) -> None:
         self._host = host
@@ -57,6 +59,7 @@ class WebSocketConnection:
         self.frame = self._websocket.text
         self.write = transport.write
         self._accept = accept
+        self._outlet = outlet
 
     def open(self) -> tuple[Response, Headers] | None:
         """Answer the handshake. What refuses it, if anything does, for the caller to send."""
@@ -95,6 +98,10 @@ class WebSocketConnection:
     def writable(self) -> bool:
         """Whether the transport takes more tokens."""
         return self.gate.writable
+
+    def outlet(self, pieces: Pieces | None) -> Outlet | None:
+        """A shorter way for tokens than `frame` and `write`, if the transport has one."""
+        return self._outlet(FRAME, pieces) if self._outlet is not None and self._websocket.direct else None
 
     def frame_binary(self, payload: bytes) -> bytes:
         """The frame of one binary message."""

@@ -40,6 +40,7 @@ from server.http import Call, Response, Streaming, WebSocketChannel
 from server.log import Event
 from server.metrics import Metrics
 from server.outcome import Outcome
+from server.outlet import PLAIN_TEXT, POSITION, TEXT, Pieces
 from server.readers import ClientReader, Source
 from server.stream import Grammar, Stream
 from server.table import Part
@@ -344,6 +345,7 @@ class Shown:
         self.gate = session.socket.gate
         self.write = session.socket.write
         self.reader = ClientReader(stream, framing, self, cursor)
+        self.reader.outlet = session.socket.outlet(framing.pieces())
         self._session = session
 
     def finish(self) -> None:
@@ -374,6 +376,10 @@ class TokenMessages:
             return b""
         return self.socket.frame(b"".join((self._heads[event.choice], digits(position), b',"text":"', text, b'"}')))
 
+    def pieces(self) -> Pieces | None:
+        """See Framing."""
+        return (self._heads[0], POSITION, b',"text":"', TEXT, b'"}') if len(self._heads) == 1 else None
+
 
 class BareMessages:
     """The text alone, one message a token."""
@@ -390,6 +396,10 @@ class BareMessages:
         if not text:
             return b""
         return self.socket.frame(text if b"\\" not in text else unescaped(text))
+
+    def pieces(self) -> Pieces | None:
+        """See Framing."""
+        return (PLAIN_TEXT,)
 
 
 def resumed(generation: Generation, metrics: Metrics, call: Call, stream_id: str, after: int) -> Stream:

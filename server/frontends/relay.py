@@ -13,6 +13,7 @@ from server.frontends.wire import WINDOW_BYTES, Closed, End, Leave, Opened, Take
 from server.http import WebSocketChannel
 from server.log import Event, Log
 from server.outcome import ERROR, STOP, Outcome
+from server.outlet import Pieces
 from server.stream import Reader
 
 _LENGTH = struct.Struct(">I")
@@ -98,6 +99,10 @@ class RelayFraming:
         """See Framing."""
         return event.text
 
+    def pieces(self) -> Pieces | None:
+        """See Framing."""
+        return None
+
 
 class RelayedMessages:
     """The pieces are a WebSocket's messages, each with its length in front: its own frames go around them."""
@@ -111,6 +116,10 @@ class RelayedMessages:
     def one(self, event: Event, position: int) -> bytes:
         """See Framing."""
         return b"".join([self.socket.frame(message) for message in _messages(event.text)])
+
+    def pieces(self) -> Pieces | None:
+        """See Framing."""
+        return None
 
 
 class Packed:

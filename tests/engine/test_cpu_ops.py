@@ -362,18 +362,21 @@ def test_no_operator_leaves_its_memory(tmp_path: Path) -> None:
 
 @COMPILES
 @pytest.mark.parametrize("compiler", ["", "false"])
-def test_an_installation_brings_the_library_where_it_can(tmp_path: Path, compiler: str) -> None:
+def test_an_installation_brings_what_is_compiled_where_it_can(tmp_path: Path, compiler: str) -> None:
     copy = tmp_path / "checkout"
     shutil.copytree(ROOT / "engine", copy / "engine", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for name in ("setup.py", "README.md", "LICENSE", "pyproject.toml"):
         shutil.copy(ROOT / name, copy)
-    (copy / "cuda").mkdir()
-    environment = {**os.environ, **({"CXX": compiler} if compiler else {})}
+    for name in ("cuda", "server"):
+        (copy / name).mkdir()
+    shutil.copy(ROOT / "server" / "outlet.c", copy / "server")
+    environment = {**os.environ, **({"CXX": compiler, "CC": compiler} if compiler else {})}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     built = [each.name for each in (copy / "engine" / "cpu_ops").glob("*.so")]
     assert built == ([] if compiler else [cpu_ops.file_name()])
+    assert len(list((copy / "server").glob("_outlet.*"))) == (sys.platform == "linux" and not compiler)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where torch's OpenMP runtime is found by name")

@@ -15,7 +15,8 @@ HIGH_WATER_DIVISOR = 2
 
 
 class LingerSocket:
-    """What a connection may do to the socket below: ask that closing resets it."""
+    """What a connection may do to the socket below: ask that closing resets it, and send past the transport, which
+    always fails here and is left to the transport by that."""
 
     def __init__(self) -> None:
         self.resets = False
@@ -23,6 +24,10 @@ class LingerSocket:
     def setsockopt(self, level: int, option: int, value: bytes) -> None:
         """SO_LINGER, with a linger time of 0."""
         self.resets = True
+
+    def fileno(self) -> int:
+        """No descriptor."""
+        return -1
 
 
 class FakeTransport(asyncio.Transport):
@@ -125,11 +130,14 @@ class FakeTransport(asyncio.Transport):
             return
         self._unsent += data
         self.unsent_max = max(self.unsent_max, len(self._unsent))
+        self._pause_if_full()
+        if self._reads_all:
+            self._loop.call_soon(self._drain_all)
+
+    def _pause_if_full(self) -> None:
         if len(self._unsent) > self._high and not self._paused_writing:
             self._paused_writing = True
             self._protocol.pause_writing()
-        if self._reads_all:
-            self._loop.call_soon(self._drain_all)
 
     def _drain_all(self) -> None:
         self.drain(len(self._unsent))
@@ -178,6 +186,7 @@ class FakeTransport(asyncio.Transport):
         assert high is not None
         self._high = high // HIGH_WATER_DIVISOR
         self._low = self._high // 4
+        self._pause_if_full()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """See asyncio.BaseTransport."""

@@ -79,7 +79,7 @@ class Quiet:
         self.channel.begin(b"head", lambda data: data)
         self.channel.flush()
         framing = SimpleNamespace(ping=b": ping\n", half_close=True)
-        self.channel.reader = cast(Any, SimpleNamespace(framing=framing, cursor=7))
+        self.channel.reader = cast(Any, SimpleNamespace(framing=framing, cursor=7, outlet=None))
 
     def abort(self) -> None:
         self.aborted += 1
@@ -94,6 +94,18 @@ def test_an_answer_is_pinged_a_whole_interval_behind_its_last_piece() -> None:
     scene.clock.advance(10.0)
     assert scene.channel.keep_alive() == KEEPALIVE_S
     assert scene.writes == [b"head", b"one", b": ping\n"]
+
+
+def test_what_an_outlet_sent_was_written_too() -> None:
+    scene = Quiet()
+    outlet = cast(Any, SimpleNamespace(sent_at=0.0))
+    scene.channel.reader.outlet = outlet
+    scene.clock.advance(KEEPALIVE_S)
+    outlet.sent_at = scene.clock.time() - 5.0
+    assert scene.channel.keep_alive() == KEEPALIVE_S - 5.0
+    scene.clock.advance(KEEPALIVE_S - 5.0)
+    assert scene.channel.keep_alive() == KEEPALIVE_S
+    assert scene.writes == [b"head", b": ping\n"]
 
 
 def test_a_full_transport_is_not_pinged() -> None:
