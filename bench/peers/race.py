@@ -17,6 +17,7 @@ from typing import Any
 from bench import peers, plots, processes
 from bench.machine import describe, markdown, spread
 from bench.peers.contenders import BASELINE, MODES, OURS, PEERS, Target, build, missing, running, versions
+from server import outlet
 
 STEP_MS = 20.0
 QUICK_TOKENS, TOKENS = 50, 150  # of each stream: one second when they are paced, and three
@@ -78,6 +79,7 @@ def main(argv: list[str]) -> int:
         print("\r\033[K", end="", file=sys.stderr)
     print(describe())
     print(", ".join(f"{name.lstrip('$')} {version}" for name, version in found.items()))
+    print(f"{OURS} sends tokens by {'server/outlet.c' if outlet.make else 'Python: server/outlet.c is not compiled'}")
     print(f"load before and behind: {before:.1f}, {os.getloadavg()[0]:.1f} (this run's own is in the second)")
     print(f"{rounds} rounds; median (least to most)")
     for setting in dict.fromkeys(sample.setting for sample in samples):
