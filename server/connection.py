@@ -14,6 +14,7 @@ from typing import cast
 
 from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request, chunk
 from protocols.http2_guard import PREFACE
+from server.begun import begin
 from server.exchange import new_call, refusal_of, streaming_fields, too_large, whole_fields
 from server.flow import Alarm, Farewell, StallWatch
 from server.host import Host
@@ -35,6 +36,8 @@ LINGER_S = 2.0
 LINGER_BYTES_MAX = 64 * 1024 * 1024
 # Pipelined bytes that wait behind a request; above it the socket is not read, and TCP holds the client back.
 PIPELINE_BYTES_MAX = 64 * 1024
+# Of a WebSocket's bytes so many are read in one turn: a hundred messages that ask for an answer, or a part of a long one.
+WEBSOCKET_TURN_BYTES = 8 * 1024
 # A client that sends pings, or messages to an echo, and does not read the replies is not read any more above this.
 UNREAD_REPLIES_BYTES_MAX = 64 * 1024
 
@@ -123,11 +126,7 @@ class Connection(asyncio.Protocol):
             return
         if self._stall is not None and (self._websocket is not None or self._http2 is not None):
             self._stall.progress()
-        if self._websocket is not None:
-            self._websocket.receive(data)
-            if self.unsent() > UNREAD_REPLIES_BYTES_MAX:
-                self.transport.pause_reading()
-        elif self._lingering:
+        if self._lingering:
             self._lingering -= len(data)
             if self._lingering <= 0:
                 self.abort()
@@ -143,8 +142,23 @@ class Connection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         data, self._unread = self._unread, b""
-        if data and not self._lingering and not self.transport.is_closing():
+        if not data or self._lingering or self.transport.is_closing():
+            return
+        if self._websocket is None:
             self._take(self._http.receive(data))
+        else:
+            self._read_websocket(self._websocket, data)
+
+    def _read_websocket(self, websocket: WebSocketConnection, data: bytes) -> None:
+        """So much of it as belongs into one turn."""
+        self._unread = data[WEBSOCKET_TURN_BYTES:]
+        websocket.receive(data[:WEBSOCKET_TURN_BYTES])
+        if self._unread:
+            self.host.turns.add(self._read_on)
+        if self.unsent() > UNREAD_REPLIES_BYTES_MAX:
+            self.transport.pause_reading()
+        elif not self.transport.is_closing() and len(self._unread) <= PIPELINE_BYTES_MAX:
+            self.transport.resume_reading()
 
     def _open_with(self, data: bytes) -> None:
         """The first bytes tell HTTP/2 from HTTP/1.1 (RFC 9113 3.3): no method begins like its preface."""
@@ -176,7 +190,8 @@ class Connection(asyncio.Protocol):
         """The client sends no more. It may still read: True keeps the connection open (see DESIGN, reading)."""
         if not self._opened:
             self._begin_http1()
-        self._read_on()
+        while self._unread:
+            self._read_on()
         self._eof = True
         if self._http2 is not None:
             self._http2.lost()  # without a way to open windows nothing can be read to its end
@@ -288,8 +303,8 @@ class Connection(asyncio.Protocol):
         deadlines = self.host.deadlines
         if self._channel is not None or self._lingering or self.transport.is_closing():
             return
-        if self._task is not None or self._websocket is not None:
-            self._alarm.clear()
+        if self._request_read or self._websocket is not None:
+            self._alarm.clear()  # until the answer is made, and taken so far that the next request may begin
         elif self._call is not None:
             self._alarm.set(deadlines.body_s)
         elif not self._http.head_started:
@@ -326,7 +341,7 @@ class Connection(asyncio.Protocol):
         if call.request.upgrade:
             self._upgrade(call)
             return
-        self._task = self.host.loop.create_task(self._answer(call))
+        self._task = begin(self.host.loop, self._answer(call))
 
     async def _answer(self, call: Call) -> None:
         answer = await self.host.program.answer(call)

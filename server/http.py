@@ -139,6 +139,10 @@ class WebSocketChannel(Protocol):
         """Begin the closing handshake."""
         ...
 
+    def take_turn(self, act: Callable[[], None]) -> None:
+        """Call `act`, which begins an answer, when it is its turn among all that clients ask."""
+        ...
+
 
 class Program(Protocol):
     """What a server serves: the API, or the conformance echo."""

@@ -22,9 +22,12 @@ from server.websocket_connection import WebSocketConnection
 if TYPE_CHECKING:
     from server.connection import Connection
     from server.host import Deadlines, Host
+    from server.turns import Turns
 
 # Control frames and a WebSocket's replies that the client doesn't read; above it, it isn't read either.
 UNREAD_REPLIES_BYTES_MAX = 64 * 1024
+# Bytes of frames that wait for their turn; above it, the client isn't read.
+UNHANDLED_BYTES_MAX = 64 * 1024
 # Data that waits for a turn of the loop to end: a copy of so much costs less than a write.
 TOGETHER_BYTES_MAX = 16 * 1024
 
@@ -38,6 +41,7 @@ class Http2Connection:
         self.program: Program = host.program
         self.transport: asyncio.Transport = owner.transport
         self.writable = True  # the transport is below its high-water mark
+        self.turns: Turns = host.turns
         self._host = host
         self._owner = owner
         self._http2 = Http2(max_header=host.max_header)
@@ -47,7 +51,8 @@ class Http2Connection:
         self._refused: list[Http2Stream] = []  # to be answered once all that came is read
         self._outgoing: list[bytes] = []  # to leave in one write
         self._outgoing_bytes = 0
-        self._turns_wanted = self._behind = False
+        self._turns_wanted = self._behind = self._lost = False
+        self._unhandled_bytes = 0
         self._draining = False
         self._leaving = False  # close once the last stream has ended
         self._phase = ""
@@ -58,14 +63,21 @@ class Http2Connection:
     # What the connection tells
 
     def receive(self, data: bytes) -> None:
-        """Bytes came."""
+        """Bytes came; they wait for their turn."""
         self._http2.feed(data)
+        self._unhandled_bytes += len(data)
+        if self._unhandled_bytes > UNHANDLED_BYTES_MAX:
+            self.transport.pause_reading()
         if not self._behind:
-            self._go_on()
+            self._behind = True
+            self.turns.add(self._go_on)
 
     def _go_on(self) -> None:
         """Handle what came, so much of it in one go that other connections don't notice."""
+        if self._lost:
+            return
         self._behind = False
+        self._unhandled_bytes = 0
         for event in self._http2.receive(self.loop.time()):
             self._handle(event)
         refused, self._refused = self._refused, []
@@ -75,7 +87,7 @@ class Http2Connection:
         self.flush()
         if self._http2.behind:
             self._behind = True
-            self.loop.call_soon(self._go_on)
+            self.turns.add(self._go_on)
         self._regulate()
         self._set_alarm()
         self._close_if_done()
@@ -104,6 +116,7 @@ class Http2Connection:
 
     def lost(self) -> None:
         """The connection is gone, or can't be used any more."""
+        self._lost = True
         self._alarm.close()
         self._outgoing.clear()
         self._outgoing_bytes = 0
@@ -115,7 +128,7 @@ class Http2Connection:
     @property
     def busy(self) -> bool:
         """Whether an answer is in flight."""
-        return any(not stream.answered for stream in self._streams.values())
+        return self._behind or any(not stream.answered for stream in self._streams.values())
 
     def _regulate(self) -> None:
         """A client is read as long as it reads the replies, and as its frames are handled."""

@@ -11,6 +11,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from protocols.http2_guard import Code
+from server.begun import begin
 from server.exchange import streaming_fields, whole_fields
 from server.flow import Alarm
 from server.http import Call, Headers, Response, Streaming
@@ -77,7 +78,11 @@ class Http2Stream:
         self._alarm.clear()
         call.body = bytes(self.body)
         self.body.clear()
-        self.task = self._connection.loop.create_task(self._answer(call))
+        self._connection.turns.add(lambda: self._begin_answer(call))
+
+    def _begin_answer(self, call: Call) -> None:
+        if not self._over:
+            self.task = begin(self._connection.loop, self._answer(call))
 
     async def _answer(self, call: Call) -> None:
         answer = await self._connection.program.answer(call)

@@ -225,6 +225,7 @@ class Poller:
         if position + 1 >= stream.log.end and stream.outcome is None:
             stream.renew()
             self._changed.clear()
+            await asyncio.sleep(0)  # in a task from here on, see server/begun
             try:
                 async with asyncio.timeout(wait_s):
                     while position + 1 >= stream.log.end and stream.outcome is None:

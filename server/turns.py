@@ -1,4 +1,5 @@
-"""Whose turn it is: what clients ask is read and answered one after another, for a few milliseconds at a stretch.
+"""Whose turn it is: what clients ask is read and answered one after another, for a few milliseconds at a stretch, in
+whichever protocol it comes.
 
 Between two stretches the loop writes to those who stream, hears whoever leaves, and tells the engine what was begun. So
 of a crowd that asks in one instant the first have tokens while the last still wait, and nobody's stream stands still

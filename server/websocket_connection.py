@@ -56,6 +56,7 @@ class WebSocketConnection:
         self._farewell = Farewell(unsent, grace_s=CLOSE_HANDSHAKE_S, stall_s=stall_s)
         self._alarm = Alarm(host.loop, self._on_alarm)
         self.gate = gate
+        self.take_turn = host.turns.add
         self.frame = self._websocket.text
         self.write = transport.write
         self._accept = accept

@@ -33,6 +33,7 @@ from server.api.types import (
     convert,
     refuse_repeated_names,
 )
+from server.begun import begin
 from server.elsewhere import Unreachable
 from server.framing import digits, unescaped
 from server.frontends.relay import Packed, Relay, RelayedMessages
@@ -86,7 +87,7 @@ class ApiSession:
         self.socket = socket
         self._unbegun = unbegun
         self._shown: dict[str, Shown] = {}  # by the client's id
-        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._starting: dict[str, Start] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}  # streams of other processes
         self._bare = False
         self._first = True
@@ -100,7 +101,7 @@ class ApiSession:
             first, self._first = self._first, False
             if first and not event.data.lstrip().startswith("{"):
                 self._bare = True
-                self._begin("", self._start_bare(event.data))
+                self._begin("", lambda: self._start_bare(event.data))
             elif self._bare:
                 self._error("", invalid(None, "this socket answers the one prompt that it began with"))
             else:
@@ -125,8 +126,8 @@ class ApiSession:
     def lost(self) -> None:
         """The client is gone: its generations are detached."""
         self._draining = False  # there is nothing left to close
-        for task in self._starting.values():
-            task.cancel()
+        for start in self._starting.values():
+            start.cancel()
             self._unbegun(outcomes.CANCELLED, CLIENT_LEFT)
         self._starting.clear()
         for task in self._fetching.values():
@@ -164,7 +165,7 @@ class ApiSession:
             self._unbegun(outcomes.REFUSED, error.status)
             raise
         del fields["type"], fields["id"]
-        self._begin(id_, self._start(id_, fields))
+        self._begin(id_, lambda: self._start(id_, fields))
 
     def _check_room(self, id_: str) -> None:
         """Raises ApiError unless one more generation can be shown under this id."""
@@ -173,13 +174,20 @@ class ApiSession:
         if len(self._shown) + len(self._starting) + len(self._fetching) >= GENERATIONS_MAX:
             raise errors.busy(429, f"{GENERATIONS_MAX} generations run on this socket, the limit", 1)
 
-    def _begin(self, id_: str, work: Coroutine[Any, Any, None]) -> None:
-        self._starting[id_] = asyncio.get_running_loop().create_task(work)
+    def _begin(self, id_: str, plan: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def work() -> None:
+            try:
+                await plan()
+            finally:
+                self._has_begun(id_, start)
 
-    def _has_begun(self, id_: str) -> None:
+        start = self._starting[id_] = Start(work)
+        self.socket.take_turn(start.begin)
+
+    def _has_begun(self, id_: str, start: Start) -> None:
         """The work that `_begin` began is done, for better or worse. Not left to the task's own callback: a cancel that
         comes before that would be told that nothing had begun."""
-        if self._starting.get(id_) is asyncio.current_task():
+        if self._starting.get(id_) is start:
             del self._starting[id_]
         self._close_if_drained(SERVICE_RESTART)
 
@@ -202,8 +210,6 @@ class ApiSession:
         except Exception:
             self._log_fault(stream)
             self._error(id_, ApiError(500, "the server failed; its log has this request's id"))
-        finally:
-            self._has_begun(id_)
 
     async def _start_bare(self, prompt: str) -> None:
         stream: Stream | None = None
@@ -220,8 +226,6 @@ class ApiSession:
         except Exception:
             self._log_fault(stream)
             self.socket.close(INTERNAL_ERROR, "the server failed")
-        finally:
-            self._has_begun("")
 
     def _log_fault(self, stream: Stream | None) -> None:
         if stream is None:
@@ -232,8 +236,8 @@ class ApiSession:
         return self._generation.start(self._call, request, grammar, parts, collect=False)
 
     def _cancel(self, id_: str) -> None:
-        if task := self._starting.pop(id_, None):
-            task.cancel()
+        if start := self._starting.pop(id_, None):
+            start.cancel()
             self._unbegun(outcomes.CANCELLED, 409)
             self._error(id_, ApiError(409, "cancelled before it began", code=outcomes.CANCELLED))
             self._close_if_drained(SERVICE_RESTART)
@@ -327,6 +331,26 @@ class ApiSession:
 
     def _send(self, payload: bytes) -> None:
         self.socket.write(self.socket.frame(payload))
+
+
+class Start:
+    """A generation that was asked for, from then until it has begun."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+        self._cancelled = False
+
+    def begin(self) -> None:
+        """It is its turn."""
+        if not self._cancelled:
+            self._task = begin(asyncio.get_running_loop(), self._work())
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
 
 
 class Shown:

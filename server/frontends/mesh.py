@@ -107,6 +107,7 @@ class Mesh:
         """What each other process tells. One that is down has counted nothing. Raises TimeoutError where one that is up
         doesn't reply."""
         others = [index for index in range(self._count) if index != self._index]
+        await asyncio.sleep(0)  # in a task from here on, see server/begun
         async with asyncio.timeout(COUNT_WAIT_S):
             counted = await asyncio.gather(*(self._count_of(index, message) for index in others))
         return [text for text in counted if text]

@@ -296,6 +296,7 @@ class TestUnreadReplies:
     def test_many_frames_at_once_are_handled_in_turns(self, side: Side, http2: Http2Side) -> None:
         http2.send(head(1, method="POST", end=False))
         side.transport.feed(wire.data(1, b"x") * 1000 + wire.data(1, end=True))
+        side.loop._run_once()
         assert not side.transport.readable  # until they are handled
         side.loop.rest()
         assert side.transport.readable

@@ -49,6 +49,9 @@ class Socket:
     def close(self, code: int, reason: str = "") -> None:
         self.closed.append(code)
 
+    def take_turn(self, act: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(act)
+
 
 class Side:
     """One session."""
