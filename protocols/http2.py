@@ -53,8 +53,8 @@ HEADER_LIST_BOMB_FACTOR = 2
 RESETS_REMEMBERED = 256
 # Ended streams that h2 remembers to tell late frames from wrong ones; its own 65,536 would cost megabytes.
 CLOSED_REMEMBERED = 1024
-# Frames of one client that are handled in one go: those of some 30 requests, which take 3 ms. A megabyte of the smallest
-# would take more than a second.
+# Frames of one client that are handled in one go: those of some 30 requests, in 3 ms. A megabyte of the smallest would
+# take more than a second.
 FRAMES_PER_TURN = 64
 
 _STREAM_ID_MAX = 2**31 - 1

@@ -36,7 +36,7 @@ LINGER_S = 2.0
 LINGER_BYTES_MAX = 64 * 1024 * 1024
 # Pipelined bytes that wait behind a request; above it the socket is not read, and TCP holds the client back.
 PIPELINE_BYTES_MAX = 64 * 1024
-# Of a WebSocket's bytes so many are read in one turn: a hundred messages that ask for an answer, or a part of a long one.
+# Of a WebSocket's bytes so many are read in one turn: a hundred messages that ask for an answer, or a part of one.
 WEBSOCKET_TURN_BYTES = 8 * 1024
 # A client that sends pings, or messages to an echo, and does not read the replies is not read any more above this.
 UNREAD_REPLIES_BYTES_MAX = 64 * 1024
