@@ -137,7 +137,7 @@ class SyntheticRunner:
 
     def _begin(self, sequence: Sequence) -> _Play:
         prompt = sequence.tokens[: sequence.prompt_len]
-        text = bytes(t for t in prompt if t < 256).decode("utf-8", "replace")
+        text = bytes(t for t in prompt if t < 256).decode("utf-8", "replace") if self._scripts else ""
         for script in self._scripts:
             if script.match in text:
                 generated = len(sequence.tokens) - sequence.prompt_len

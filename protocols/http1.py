@@ -180,7 +180,7 @@ class Http1:
     def _read(self) -> list[Event]:
         events: list[Event] = []
         try:
-            while not self._deaf and self._read_piece(events):
+            while not (self._deaf or self._guard.complete) and self._read_piece(events):
                 pass
             if self._eof and not self._deaf and not (self._guard.complete or self._guard.awaiting):
                 raise Malformed(400, "the connection was closed in the middle of the request")

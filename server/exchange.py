@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 def new_call(host: Host, request: Request, client: str, on_whole_answer: Callable[[], None] = lambda: None) -> Call:
     """The call of a request whose head is complete. `client` is the socket's peer: a proxy's, perhaps."""
     path, _, query = request.path.partition("?")
-    forwarded = b",".join([value for name, value in request.headers if name == b"x-forwarded-for"])
-    return Call(
+    call = Call(
         request=request,
         path=unquote(path, errors="replace") if "%" in path else path,
         query=query,
-        client=host.trusted.client(client, forwarded.decode("latin-1")) if forwarded else client,
+        client=client,
         request_id=host.new_request_id(),
         received_at=time.monotonic(),
         on_whole_answer=on_whole_answer,
     )
+    if call.has(b"x-forwarded-for"):
+        forwarded = b",".join([value for name, value in request.headers if name == b"x-forwarded-for"])
+        call.client = host.trusted.client(client, forwarded.decode("latin-1"))
+    return call
 
 
 def refusal_of(host: Host, call: Call) -> Response | None:

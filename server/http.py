@@ -56,6 +56,10 @@ class Call(msgspec.Struct, eq=False):
         self.request, self.path, self.query, self.body, self._fields = _SHED, "", "", b"", _NO_FIELDS
         self.on_stream = self.on_whole_answer = _nothing
 
+    def has(self, name: bytes) -> bool:
+        """Whether there is such a header, though it may be empty."""
+        return name in self._fields
+
     def header(self, name: bytes) -> str:
         """The first value of a header, "" when absent; bytes beyond ASCII are read as Latin-1."""
         return self._fields.get(name, b"").decode("latin-1")
