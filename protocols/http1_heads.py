@@ -20,9 +20,11 @@ from protocols.http1_guard import LENGTH_DIGITS_MAX, Framing
 if TYPE_CHECKING:
     from protocols.http1 import Request
 
-# Of so many shapes, each some 9 KB at most with what was made of it: under 5 MB. Over it the table starts anew, so
-# heads that never come again (a prompt in the target, a trace's id) cost those that do one reading now and then.
+# Of so many shapes, each some 9 KB at most with what was made of it: under 5 MB. Over it the table starts anew.
 HEADS_MAX = 512
+# Heads that never come again (a prompt in the target, a trace's id) are none of them: only their hashes are kept, and
+# only what comes a second time is remembered.
+HASHES_MAX = 4096
 # Clients send 0.2 to 1 KB, in 3 to 20 fields.
 HEAD_BYTES_MAX = 2048
 FIELDS_MAX = 32
@@ -37,6 +39,7 @@ class _Known(NamedTuple):
 
 
 _known: dict[bytes | tuple[bytes, bytes], _Known] = {}
+_came_once: set[int] = set()
 
 
 def _shape(head: bytes) -> tuple[bytes | tuple[bytes, bytes], bytes]:
@@ -66,7 +69,7 @@ def find(head: bytes) -> Request | None:
 
 
 def keep(head: bytes, request: Request) -> None:
-    """Remember what h11 made of a head that the guard let pass."""
+    """Remember what h11 made of a head that the guard let pass, if it comes for the second time."""
     if (
         len(head) > HEAD_BYTES_MAX
         or len(request.headers) > FIELDS_MAX
@@ -76,6 +79,12 @@ def keep(head: bytes, request: Request) -> None:
     ):
         return
     shape, digits = _shape(head)
+    mark = hash(shape)
+    if mark not in _came_once:
+        if len(_came_once) >= HASHES_MAX:
+            _came_once.clear()
+        _came_once.add(mark)
+        return
     if len(_known) >= HEADS_MAX:
         _known.clear()
     _known[shape] = _Known(request, request.headers.index((b"content-length", digits)) if digits else -1)
@@ -86,11 +95,12 @@ def framing_of(request: Request) -> Framing:
     return Framing(request.content_length, request.chunked)
 
 
-def count() -> int:
-    """How many are remembered."""
-    return len(_known)
+def count() -> tuple[int, int]:
+    """How many are remembered, and of how many the hash."""
+    return len(_known), len(_came_once)
 
 
 def forget() -> None:
     """Remember none, as at the start."""
     _known.clear()
+    _came_once.clear()
