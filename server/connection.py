@@ -36,8 +36,6 @@ LINGER_S = 2.0
 LINGER_BYTES_MAX = 64 * 1024 * 1024
 # Pipelined bytes that wait behind a request; above it the socket is not read, and TCP holds the client back.
 PIPELINE_BYTES_MAX = 64 * 1024
-# Of a WebSocket's bytes so many are read in one turn: a hundred messages that ask for an answer, or a part of one.
-WEBSOCKET_TURN_BYTES = 8 * 1024
 # A client that sends pings, or messages to an echo, and does not read the replies is not read any more above this.
 UNREAD_REPLIES_BYTES_MAX = 64 * 1024
 
@@ -146,13 +144,8 @@ class Connection(asyncio.Protocol):
             return
         if self._websocket is None:
             self._take(self._http.receive(data))
-        else:
-            self._read_websocket(self._websocket, data)
-
-    def _read_websocket(self, websocket: WebSocketConnection, data: bytes) -> None:
-        """So much of it as belongs into one turn."""
-        self._unread = data[WEBSOCKET_TURN_BYTES:]
-        websocket.receive(data[:WEBSOCKET_TURN_BYTES])
+            return
+        self._unread = self._websocket.receive_some(data)
         if self._unread:
             self.host.turns.add(self._read_on)
         if self.unsent() > UNREAD_REPLIES_BYTES_MAX:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # A peer that got our close frame has so long to answer it (RFC 6455 7.1.1 leaves the time to us).
 CLOSE_HANDSHAKE_S = 5.0
+# So many bytes are read in one turn: a hundred messages that ask for an answer, or a part of one.
+TURN_BYTES = 8 * 1024
 
 
 class Transport(Protocol):
@@ -79,6 +81,11 @@ class WebSocketConnection:
         """Frames that came right behind the handshake."""
         if data:
             self.receive(data)
+
+    def receive_some(self, data: bytes) -> bytes:
+        """Bytes came: so much of them as belongs into one turn. Returns the others."""
+        self.receive(data[:TURN_BYTES])
+        return data[TURN_BYTES:]
 
     def receive(self, data: bytes) -> None:
         """Bytes came. What the session says to a message leaves before what the protocol says to a later frame."""

@@ -16,10 +16,10 @@ from conformance_kit import http2_wire as wire
 from protocols.http2 import FRAMES_PER_TURN
 from protocols.http2_guard import PREFACE, Kind
 from protocols.websocket import Text
-from server.connection import WEBSOCKET_TURN_BYTES
 from server.echo import EchoSession
 from server.http import Call, Response, Streaming, Upgrade, WebSocketChannel
 from server.turns import STRETCH_S, Turns
+from server.websocket_connection import TURN_BYTES
 from tests.fuzz.transport import FakeTransport
 from tests.server.api.test_websocket import Side as SessionSide
 from tests.server.test_http2_connection import head
@@ -163,7 +163,7 @@ def test_a_long_run_of_messages_gives_others_their_turn(crowd: Crowd) -> None:
     talker.feed(ping * 200)
     other.feed(get("/"))
     crowd.side.loop.rest()
-    assert seen == [pong * (WEBSOCKET_TURN_BYTES // len(ping))]
+    assert seen == [pong * (TURN_BYTES // len(ping))]
     assert written(talker) - before == pong * 200
 
 
