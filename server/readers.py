@@ -133,6 +133,7 @@ class ClientReader:
 
     def leave(self) -> None:
         """The client is gone, or has all there is."""
+        self.outlet = None  # the socket may be closed from now on, and its number another client's
         self.stream.detach(self)
 
 

@@ -332,6 +332,23 @@ def test_a_reader_that_stalls_gets_every_byte_once_and_in_order(seed: int) -> No
     pair.close()
 
 
+def test_a_reader_that_left_sends_nothing_to_who_has_the_socket_now() -> None:
+    stream, pair = Rig().start(), Pair()
+    framing = Sse(stream)
+    reader = ClientReader(stream, framing, cast(Any, Channel(pair, full=lambda: False)))
+    stream.attach(reader)
+    reader.outlet = outlet(cast(Any, pair), CHUNK, framing.pieces())
+    for number in range(2):
+        stream.append(Event(0, b"t%d" % number))
+        stream.wake()
+    assert pair.read()
+    reader.leave()
+    stream.append(Event(0, b"late"))
+    reader.pump()
+    assert pair.read() == b""
+    pair.close()
+
+
 def body_of(data: bytes) -> bytes:
     """The data of chunks."""
     body, at = b"", 0
