@@ -45,8 +45,8 @@ class Http2Stream:
     """Owned by an `Http2Connection`. `call` is None for a request that was not understood."""
 
     __slots__ = (
-        "_alarm", "_connection", "_ending", "_http2", "_left", "_over", "_progress_at", "_reader", "_rest", "_sending",
-        "answered", "body", "call", "id", "refusal", "task", "websocket",
+        "_alarm", "_connection", "_due", "_ending", "_http2", "_left", "_over", "_progress_at", "_reader", "_rest",
+        "_sending", "answered", "body", "call", "id", "refusal", "task", "websocket",
     )  # fmt: skip
 
     def __init__(self, connection: Http2Connection, http2: Http2, stream: int, call: Call | None) -> None:
@@ -63,6 +63,7 @@ class Http2Stream:
         self._rest: bytes | memoryview = b""
         self._ending = Ending.NOT_YET
         self._sending = self._over = False
+        self._due = False  # its answer waits for its turn to be begun
         self._left = TURN_BYTES  # of this turn
         self._progress_at = 0.0
         self._alarm = Alarm(connection.loop, self._on_alarm)
@@ -78,9 +79,11 @@ class Http2Stream:
         self._alarm.clear()
         call.body = bytes(self.body)
         self.body.clear()
+        self._due = True
         self._connection.turns.add(lambda: self._begin_answer(call))
 
     def _begin_answer(self, call: Call) -> None:
+        self._due = False
         if not self._over:
             self.task = begin(self._connection.loop, self._answer(call))
 
@@ -276,8 +279,8 @@ class Http2Stream:
         self._alarm.close()
         if self.task is not None:
             self.task.cancel()
-            if self.call is not None:
-                self._connection.program.left(self.call)
+        if self.call is not None and (self._due or self.task is not None):
+            self._connection.program.left(self.call)
         if self._reader is not None:
             self._reader.leave()
             self._reader = None

@@ -312,6 +312,12 @@ class TestEnd:
         assert side.transport.end == "eof"
         assert side.program.go_on.cancelled() or not side.program.go_on.done()
 
+    def test_a_reset_comes_before_the_answer_has_its_turn(self, side: Side, http2: Http2Side) -> None:
+        http2.send(head(1, "/late") + wire.reset(1) + head(3))
+        assert side.program.begun == ["/"]
+        assert side.program.left_behind == ["/late"]
+        assert not side.connection.busy
+
     def test_a_reset_cancels_the_answer(self, side: Side, http2: Http2Side) -> None:
         http2.send(head(1, "/wait"))
         assert side.connection.busy
