@@ -10,27 +10,19 @@ import ipaddress
 import os
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
 
-from server import playground
 from server.access_log import CLIENT_LEFT, AccessLog
-from server.api import anthropic_errors, errors, homes, openapi, operations, streams, websocket
-from server.api import openai_responses as responses
-from server.api.anthropic_messages import count_tokens, messages
+from server.api import anthropic_errors, errors, homes, websocket
 from server.api.errors import ApiError
-from server.api.generate import generate
 from server.api.generation import Generation
-from server.api.idempotency import Again, Once
-from server.api.openai_chat import chat_completions
-from server.api.openai_completions import completions
-from server.api.tokens import detokenize, tokenize
 from server.gateway.access import Gateway
 from server.gateway.access_tokens import split_token
 from server.http import Call, Headers, Response, Streaming, Upgrade, WebSocketChannel
 from server.metrics import Metrics
 from server.outcome import CANCELLED, REFUSED
+from server.routes import MetricsAccess, Route, Routes, State
 from server.table import Busy
 
 REQUEST_ID_CHARS_MAX = 128
@@ -44,8 +36,6 @@ _request_id = re.compile(rf"[A-Za-z0-9._:/+=@-]{{1,{REQUEST_ID_CHARS_MAX}}}")
 _loopback_host = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _lone_surrogate = re.compile("[\ud800-\udfff]")
 
-MetricsAccess = Literal["open", "key", "loopback"]
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -58,23 +48,6 @@ class Policy:
 
 async def _nothing() -> None:
     pass
-
-
-Handler = Callable[[Call, str], Awaitable[Response | Streaming]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """`generates`: the family (a metric label) of a route that starts streams; it is refused while draining."""
-
-    path: str  # "*" as its last segment, or the one before, stands for any; the handler is given it
-    handlers: dict[str, Handler]
-    generates: str = ""
-    open: bool = False  # answers without a key
-    page: bool = False  # a file of the playground: no part of the API and its description
-    by_token: bool = False  # a GET by EventSource or WebSocket, which send no header, may bring an access token
-    websocket: bool = False
-    kept: bool = False  # its name is of something that one of several processes has
 
 
 class App:
@@ -97,132 +70,14 @@ class App:
         self._gateway = gateway
         self._policy = policy
         self._access_log = access_log
-        self._engine_up = engine_up
-        self._refresh_gauges = refresh_gauges
         self.draining = False
         self._exact: dict[str, Route] = {}
         self._by_pattern: dict[str, Route] = {}
-        for route in self._routes():
+        state = State(engine_up, lambda: self.draining, refresh_gauges)
+        self.routes = Routes(generation, metrics, gateway, policy.metrics_access, state).table
+        for route in self.routes:
             known = self._by_pattern if "/*" in route.path else self._exact
             known[route.path] = route
-
-    def _routes(self) -> list[Route]:
-        generation, metrics, model = self._generation, self._metrics, self._generation.model
-        gateway = self._gateway
-        once = Once()
-
-        def starting(
-            begin: Callable[[Generation, Call], Awaitable[Response | Streaming]], again: Again | None = None
-        ) -> Handler:
-            """`begin`, unless the call comes back to a stream that was begun."""
-
-            async def answer(call: Call, _: str) -> Response | Streaming:
-                return streams.resume_named(generation, metrics, call) or await once.answer(
-                    generation, metrics, call, lambda: begin(generation, call), again
-                )
-
-            return answer
-
-        async def get_response(call: Call, name: str) -> Response | Streaming:
-            return responses.retrieve(generation, metrics, call, name)
-
-        async def delete_response(call: Call, name: str) -> Response:
-            return responses.delete(generation, call, name)
-
-        async def cancel_response(call: Call, name: str) -> Response:
-            return responses.cancel(generation, call, name)
-
-        async def get_input_items(call: Call, name: str) -> Response:
-            return responses.input_items(generation, call, name)
-
-        async def get_stream(call: Call, name: str) -> Response | Streaming:
-            return await streams.read_stream(generation, metrics, call, name)
-
-        async def delete_stream(call: Call, name: str) -> Response:
-            return streams.cancel_stream(generation, metrics, call, name)
-
-        def telling(tell: Callable[[Generation, Call], Awaitable[Response]]) -> Handler:
-            """`tell`, which starts no stream."""
-
-            async def answer(call: Call, _: str) -> Response:
-                return await tell(generation, call)
-
-            return answer
-
-        async def get_models(call: Call, _: str) -> Response:
-            return operations.models([model] if gateway.keys.may_use(call.key, model.name) else [])
-
-        async def get_model(call: Call, name: str) -> Response:
-            return operations.model_named(model, name)
-
-        async def post_access_token(call: Call, _: str) -> Response:
-            return operations.access_token(gateway.tokens, call.key)
-
-        async def get_health(call: Call, _: str) -> Response:
-            return operations.health()
-
-        async def get_ready(call: Call, _: str) -> Response:
-            return operations.ready(engine=self._engine_up(), draining=self.draining)
-
-        async def get_openapi(call: Call, _: str) -> Response:
-            described = [(route.path, route.handlers) for route in self.routes if not route.page]
-            return Response(200, openapi.document(described))
-
-        def file(static: playground.StaticFile) -> Route:
-            async def get_file(call: Call, _: str) -> Response:
-                return static.answer(call)
-
-            return Route(static.path, {"GET": get_file}, open=True, page=True)
-
-        async def get_metrics(call: Call, _: str) -> Response:
-            await self._refresh_gauges()
-            return await operations.metrics(metrics, generation.elsewhere)
-
-        async def get_status(call: Call, _: str) -> Response:
-            await self._refresh_gauges()
-            return await operations.status(generation, metrics, names_keys=self._policy.metrics_access != "open")
-
-        async def need_upgrade(call: Call, _: str) -> Response:
-            headers = ((b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))  # RFC 9110 7.8 wants both
-            raise ApiError(426, "this route speaks WebSocket", headers=headers)
-
-        return [
-            Route("/v1/chat/completions", {"POST": starting(chat_completions)}, generates="chat"),
-            Route("/v1/completions", {"POST": starting(completions)}, generates="completions"),
-            Route("/v1/responses", {"POST": starting(responses.create, responses.again)}, generates="responses"),
-            Route("/v1/responses/input_tokens", {"POST": telling(responses.count_input)}),
-            Route("/v1/responses/*", {"GET": get_response, "DELETE": delete_response}, by_token=True, kept=True),
-            Route("/v1/responses/*/cancel", {"POST": cancel_response}, kept=True),
-            Route("/v1/responses/*/input_items", {"GET": get_input_items}, kept=True),
-            Route(anthropic_errors.MESSAGES, {"POST": starting(messages)}, generates="messages"),
-            Route(f"{anthropic_errors.MESSAGES}/count_tokens", {"POST": telling(count_tokens)}),
-            Route("/v1/generate", {"GET": starting(generate)}, generates="generate", by_token=True),
-            Route("/v1/streams/*", {"GET": get_stream, "DELETE": delete_stream}, by_token=True, kept=True),
-            Route("/v1/ws", {"GET": need_upgrade}, generates="websocket", websocket=True, by_token=True),
-            Route("/v1/access-tokens", {"POST": post_access_token}),
-            Route("/v1/models", {"GET": get_models}),
-            Route("/v1/models/*", {"GET": get_model}),
-            Route("/tokenize", {"POST": telling(tokenize)}),
-            Route("/detokenize", {"POST": telling(detokenize)}),
-            Route("/health", {"GET": get_health}, open=True),
-            Route("/ready", {"GET": get_ready}, open=True),
-            Route("/metrics", {"GET": get_metrics}, open=True),
-            Route("/status", {"GET": get_status}, open=True),
-            Route("/openapi.json", {"GET": get_openapi}),
-            *map(file, self._page()),
-        ]
-
-    def _page(self) -> Iterator[playground.StaticFile]:
-        return playground.files(
-            needs_key=self._gateway.keys.required,
-            status_access=self._policy.metrics_access,
-            resume_ttl_s=self._generation.table.limits.resume_ttl_s,
-        )
-
-    @property
-    def routes(self) -> list[Route]:
-        """All that there is."""
-        return [*self._exact.values(), *self._by_pattern.values()]
 
     # The Program's side
 

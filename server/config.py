@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from engine.version import VERSION
 from server.api.response_store import StoreLimits
-from server.app import MetricsAccess
 from server.gateway.forwarded import TrustedProxies
 from server.gateway.limits import Rates
 from server.host import Deadlines
 from server.places import FRONTENDS_MAX
+from server.routes import MetricsAccess
 from server.table import Limits
 from server.tools.formats import SYNTAXES
 

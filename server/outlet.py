@@ -36,7 +36,7 @@ Make = Callable[[int, int, Pieces, Callable[[bytes], None]], Outlet]
 
 def _find() -> Make | None:
     try:
-        from server._outlet import Outlet as Compiled  # type: ignore[import-not-found,unused-ignore]
+        from server._outlet import Outlet as Compiled  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         return None
     make: Make = Compiled

@@ -15,13 +15,14 @@ from protocols.http1 import Http1, Request
 from server import playground
 from server.access_log import AccessLog
 from server.api.generation import Generation
-from server.app import REQUEST_ID_CHARS_MAX, App, MetricsAccess, Policy, new_request_id
+from server.app import REQUEST_ID_CHARS_MAX, App, Policy, new_request_id
 from server.elsewhere import Alone
 from server.gateway.access import Gateway
 from server.gateway.key_file import read_keys
 from server.gateway.keys import Keys
 from server.http import Call, Response
 from server.metrics import Metrics
+from server.routes import MetricsAccess
 from server.table import Limits
 
 KEY = "s3cret"
