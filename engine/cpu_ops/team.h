@@ -24,7 +24,7 @@ public:
     template <class Body>
     static void lead(int64_t threads, const Body &body) {
         if (led || threads < 2 || !gomp_parallel) return body();
-        Team team;
+        Team team(threads);
         struct Shared {
             Team &team;
             const Body &body;
@@ -41,33 +41,49 @@ public:
         gomp_parallel(enter, &shared, static_cast<unsigned>(threads), 0);
     }
 
-    // body(0) … body(count - 1), each once, in any order; over when all are.
+    // body(0) … body(count - 1), each once, in any order; over when all are. A thread's own calls follow each other, so
+    // that what one reads ahead is what its next call wants; it takes of others' when it has no more, from their ends.
     template <class Body>
     void share(int64_t count, const Body &body) {
+        if (count > CALLS_MAX) {
+            for (int64_t i = 0; i < count; i++) body(i);  // more than any tensor's rows
+            return;
+        }
         call_.store([](const void *data, int64_t i) { (*static_cast<const Body *>(data))(i); }, std::memory_order_relaxed);
         body_.store(&body, std::memory_order_relaxed);
-        count_.store(count, std::memory_order_relaxed);
         done_.store(0, std::memory_order_relaxed);
-        ticket_.store(++loops_ << LEFT_BITS | static_cast<uint64_t>(count), std::memory_order_release);
-        while (take()) {
+        open(count);
+        while (take(0)) {
         }
         for (int spins = 0; done_.load(std::memory_order_acquire) < count; spins++) relax(spins);
     }
 
 private:
-    static constexpr int LEFT_BITS = 32;
-    static constexpr int SPINS = 2000;  // some 20 to 80 microseconds; then the core goes to whoever wants it
+    static constexpr int64_t CALLS_MAX = (1 << 24) - 1;  // of one loop
+    static constexpr int RANGES_MAX = 32;  // of more threads some share
+    static constexpr int SPINS = 2000;     // some 20 to 80 microseconds; then the core goes to whoever wants it
+
+    // The calls of a loop that nobody has taken yet, of those that are one thread's: the loop's number in 16 bits, the
+    // first call and the one behind the last in 24 each. A team ends long before its loops' numbers come again. While any
+    // is left the team's fields are that loop's: the leader writes them only when all calls of the loop before are done.
+    struct alignas(64) Range {
+        std::atomic<uint64_t> left{0};
+    };
+
+    explicit Team(int64_t threads) : ranges_(static_cast<int>(std::min<int64_t>(threads, RANGES_MAX))) {}
 
     static void relax(int spins);
+    void open(int64_t count);
     void help();
-    bool take();
+    bool take(int mine);
+    bool take_of(Range &range, bool own);
 
-    // The loop's number, and how many of its calls nobody has taken yet. While any is left the fields below it are that
-    // loop's: the leader writes them only when all calls of the loop before are done.
-    std::atomic<uint64_t> ticket_{0};
+    const int ranges_;
+    Range range_[RANGES_MAX];
     std::atomic<void (*)(const void *, int64_t)> call_{nullptr};
     std::atomic<const void *> body_{nullptr};
-    std::atomic<int64_t> count_{0}, done_{0};
+    std::atomic<int64_t> done_{0};
+    std::atomic<int> helpers_{0};
     std::atomic<bool> over_{false};
     uint64_t loops_ = 0;
 };
