@@ -5,9 +5,11 @@ May import torch. Packing happens once, at load; it needs memory for one more co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+from engine.cpu_ops.pages import Pages
 
 PANEL = 16
 BLOCK = 32
@@ -33,6 +35,12 @@ class Packed:
     def bytes(self) -> int:
         """What it takes in memory."""
         return sum(each.nbytes for each in (self.weights, self.scales, self.offsets) if each is not None)
+
+    def kept(self, pages: Pages) -> Packed:
+        """The same in memory of `pages`."""
+        scales = None if self.scales is None else pages.keep(self.scales)
+        offsets = None if self.offsets is None else pages.keep(self.offsets)
+        return replace(self, weights=pages.keep(self.weights), scales=scales, offsets=offsets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from engine.attention import StepBatch
 from engine.cpu_ops import HEAD_DIM_MAX, Library, Step
 from engine.cpu_ops.decoder import Decoder, Layer, Part, Shape
 from engine.cpu_ops.packing import Blocks, Packed, joined, pack, pack_blocks
+from engine.cpu_ops.pages import Pages
 from engine.models.config import ModelConfig
 from engine.models.llama import Weights
 from engine.models.rotary import Rotary
@@ -46,6 +47,7 @@ class NativeDecoder:
         self._weights = weights
         self._numbers = numbers
         self._packed: Counter[str] = Counter()  # bytes of the matrices of each format
+        self._pages = Pages()
         self._block_size = 0
         self.caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._rotary = Rotary(config.rope, config.rotary_dim, device=torch.device("cpu"), dtype=torch.float32)
@@ -53,8 +55,8 @@ class NativeDecoder:
         steps = config.layers + 1
         progress("loading weights", 0, steps)
         # A table that is only looked up costs no time in bfloat16.
-        embedding = self._pack("model.embed_tokens", *table, looked_up=not config.tied_embeddings)
-        head = embedding if config.tied_embeddings else self._pack("lm_head", *table)
+        embedding = self._pack("model.embed_tokens", *table, looked_up=not config.tied_embeddings).kept(self._pages)
+        head = embedding if config.tied_embeddings else self._pack("lm_head", *table).kept(self._pages)
         norm = self._read("model.norm.weight", (config.hidden_size,))
         layers = []
         for layer in range(config.layers):
@@ -112,8 +114,9 @@ class NativeDecoder:
         packed = [self._pack(f"{prefix}{name}", rows, inputs) for name, rows in outputs.items()]
         biases = [self._read(f"{prefix}{name}.bias", (rows,)) for name, rows in outputs.items()] if bias else None
         if whole := joined(packed):
-            return [Part(whole, None if biases is None else torch.cat(biases))]
-        return [Part(each, None if biases is None else biases[index]) for index, each in enumerate(packed)]
+            return [Part(whole.kept(self._pages), None if biases is None else torch.cat(biases))]
+        kept = [each.kept(self._pages) for each in packed]
+        return [Part(each, None if biases is None else biases[index]) for index, each in enumerate(kept)]
 
     def _pack(self, name: str, outputs: int, inputs: int, *, looked_up: bool = False) -> Packed:
         """`looked_up`: it is a table, never multiplied by."""
