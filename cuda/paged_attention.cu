@@ -24,33 +24,23 @@ constexpr int ROW_TILES = (GROUP + 15) / 16;
 
 typedef Rows<GROUP_ROWS> State;
 
-// Joins the warps: `merged` [GROUP_ROWS][HEAD_DIM] gets the sums relative to the highest peak, `peaks` and `weights`
-// are [WARPS][GROUP_ROWS]. Warps add in turns, so the order of additions is always the same.
-__device__ void merge_warps(State &state, float *merged, float *peaks, float *weights) {
+constexpr int SUMS_STRIDE = HEAD_DIM + 1;  // of a row: the lanes of 8 rows, which store at once, meet different banks
+constexpr int OWN_FLOATS =
+    State::SHARED_FLOATS > GROUP_ROWS * SUMS_STRIDE ? State::SHARED_FLOATS : GROUP_ROWS * SUMS_STRIDE;
+
+// What a warp tells the others in the end: in its own memory, which its state has no use for any more, the sums
+// [GROUP_ROWS][SUMS_STRIDE], relative to its peaks; peaks and weights are [WARPS][GROUP_ROWS].
+__device__ void tell_sums(State &state, float *own, float *peaks, float *weights) {
     const int warp = threadIdx.x / WARP_THREADS;
 #pragma unroll
     for (int held = 0; held < State::HELD; held++) {
         const int row = State::row(held);
         const float weight = state.whole_sum(held);
-        if (!state.tells(held) || !inside(row, GROUP_ROWS)) continue;
+        if (!inside(row, GROUP_ROWS)) continue;
+        state.each(held, [&](int dim, float sum) { own[row * SUMS_STRIDE + dim] = sum; });
+        if (!state.tells(held)) continue;
         peaks[warp * GROUP_ROWS + row] = state.peak[held];
         weights[warp * GROUP_ROWS + row] = weight;
-    }
-    __syncthreads();
-    for (int turn = 0; turn < WARPS; turn++) {
-#pragma unroll
-        for (int held = 0; held < State::HELD; held++) {
-            const int row = State::row(held);
-            if (turn != warp || !inside(row, GROUP_ROWS)) continue;
-            float highest = nothing();
-            for (int each = 0; each < WARPS; each++) highest = fmaxf(highest, peaks[each * GROUP_ROWS + row]);
-            const float factor = exp2f(state.peak[held] - finite(highest));
-            state.each(held, [&](int dim, float sum) {
-                float &at = merged[row * HEAD_DIM + dim];
-                at = (turn ? at : 0.0f) + sum * factor;
-            });
-        }
-        __syncthreads();
     }
 }
 
@@ -59,11 +49,11 @@ extern "C" __global__ void __launch_bounds__(128, 2)
                     const Cached *__restrict__ k_cache, const Cached *__restrict__ v_cache, const float *__restrict__ scales,
                     const int *__restrict__ tables, const int *__restrict__ rows, const int *__restrict__ contexts, int q_stride,
                     int kv_heads, int table_stride, int window, int split_tokens, float scale) {
-    float *merged = reinterpret_cast<float *>(shared_memory());
-    float *peaks = merged + GROUP_ROWS * HEAD_DIM;
+    float *sums = reinterpret_cast<float *>(shared_memory());  // [WARPS][OWN_FLOATS]
+    float *peaks = sums + WARPS * OWN_FLOATS;
     float *weights = peaks + WARPS * GROUP_ROWS;
     const int warp = threadIdx.x / WARP_THREADS;
-    float *own = weights + WARPS * GROUP_ROWS + warp * State::SHARED_FLOATS;
+    float *own = sums + warp * OWN_FLOATS;
 
     const int sequence = blockIdx.z, split = blockIdx.x;
     const int kv_head = blockIdx.y / ROW_TILES, first_row = blockIdx.y % ROW_TILES * 16;
@@ -84,20 +74,28 @@ extern "C" __global__ void __launch_bounds__(128, 2)
     }
     const float score_scale = scale * LOG2_E * (SCALED ? scales[kv_head] : 1.0f);
     const int *table = tables + (long long)sequence * table_stride;
-    for (int first = start + warp * STEP; first < stop; first += WARPS * STEP) {
-        const CacheTile tile(k_cache, v_cache, table, kv_heads, kv_head, first, from, context);
+    int first = start + warp * STEP;
+    CacheTile tile(k_cache, v_cache, table, kv_heads, kv_head, first, from, stop);
+    while (first < stop) {
+        // Where the next keys lie is asked for before these are waited for.
+        const CacheTile next(k_cache, v_cache, table, kv_heads, kv_head, first + WARPS * STEP, from, stop);
         state.take(tile, first, froms, ends, score_scale);
+        tile = next;
+        first += WARPS * STEP;
     }
-    merge_warps(state, merged, peaks, weights);
+    tell_sums(state, own, peaks, weights);
+    __syncthreads();
 
     for (int at = threadIdx.x; at < row_count * HEAD_DIM; at += blockDim.x) {
         const int row = at / HEAD_DIM, dim = at % HEAD_DIM;
-        float highest = nothing(), weight = 0.0f;
+        float highest = nothing(), weight = 0.0f, sum = 0.0f;
         for (int each = 0; each < WARPS; each++) highest = fmaxf(highest, peaks[each * GROUP_ROWS + row]);
         for (int each = 0; each < WARPS; each++) {
-            weight += weights[each * GROUP_ROWS + row] * exp2f(peaks[each * GROUP_ROWS + row] - finite(highest));
+            const float factor = exp2f(peaks[each * GROUP_ROWS + row] - finite(highest));
+            weight += weights[each * GROUP_ROWS + row] * factor;
+            sum += sums[each * OWN_FLOATS + row * SUMS_STRIDE + dim] * factor;
         }
-        const float sum = SCALED ? merged[at] * scales[kv_heads + kv_head] : merged[at];
+        if (SCALED) sum *= scales[kv_heads + kv_head];
         if (gridDim.x == 1) {
             const long long target = ((long long)rows[sequence] * kv_heads * GROUP + head + row) * HEAD_DIM + dim;
             out[target] = rounded(mean(sum, weight));

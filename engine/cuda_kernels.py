@@ -230,10 +230,8 @@ class Kernels:
     def _decode_shared_bytes(self) -> int:
         shape = self.shape
         rows = min(shape.group, _ROWS)
-        floats = rows * (shape.head_dim + 2 * _WARPS)
-        if shape.kind == "float32":
-            floats += _WARPS * rows * (shape.head_dim + 32)
-        return 4 * floats
+        own = shape.head_dim + (32 if shape.kind == "float32" else 1)  # a warp's, of each row
+        return 4 * _WARPS * rows * (own + 2)
 
     def _prefill_shared_bytes(self) -> int:
         shape = self.shape
