@@ -45,6 +45,7 @@ __device__ inline float finite(float peak) {
 
 // Positions [first, first + STEP) of a sequence in the cache; those of [from, end) may be read.
 struct CacheTile {
+    static constexpr bool FAR = true;  // in global memory
     static constexpr int PARTS = STEP > BLOCK_SIZE ? 2 : 1;  // blocks that it touches
     const Cached *k, *v;
     long long start[PARTS];
@@ -283,16 +284,26 @@ template <int ROWS> struct Rows {
         if constexpr (HEAD_DIM % 32 != 0) multiply_values<16>(tile, HEAD_DIM - 16, weights);
     }
 
+    template <int WORDS, class Tile> __device__ static Held<WORDS> read(const Tile &tile, const Cached *from, int position) {
+        if constexpr (Tile::FAR) {
+            return read_far<WORDS>(from, tile.has(position));
+        } else {
+            return read_near<WORDS>(from);
+        }
+    }
+
     // Scores of all STEP positions, 8 a product: lane (g, t) brings the g-th's key.
     template <class Tile> __device__ void multiply_keys(const Tile &tile, float (&score)[2][4]) {
 #pragma unroll(KEPT ? 4 : 2)
         for (int dim = 0; dim + 32 <= HEAD_DIM; dim += 32) {
             unsigned first[4], second[4];
             if constexpr (!KEPT) read_query(dim, first, second);
+            Held<4> keys[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) keys[half] = read<4>(tile, tile.key(8 * half + g) + dim + 8 * t, 8 * half + g);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const Cached *key = tile.key(8 * half + g) + dim + 8 * t;
-                const Words<4> part = tile.has(8 * half + g) ? read_pairs<4>(key) : Words<4>{};
+                const Words<4> part = widened<4>(keys[half]);
                 multiply_add(score[half], KEPT ? query[dim / 16] : first, part.word[0], part.word[1]);
                 multiply_add(score[half], KEPT ? query[dim / 16 + 1] : second, part.word[2], part.word[3]);
             }
@@ -301,7 +312,7 @@ template <int ROWS> struct Rows {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const Cached *key = tile.key(8 * half + g) + HEAD_DIM - 16 + 4 * t;
-                const Words<2> part = tile.has(8 * half + g) ? read_pairs<2>(key) : Words<2>{};
+                const Words<2> part = widened<2>(read<2>(tile, key, 8 * half + g));
                 multiply_add(score[half], query[HEAD_DIM / 16 - 1], part.word[0], part.word[1]);
             }
         }
@@ -311,13 +322,15 @@ template <int ROWS> struct Rows {
     // the g-th lanes' n-th numbers are the columns of the n-th product.
     template <int WIDTH, class Tile> __device__ void multiply_values(const Tile &tile, int dim, const unsigned (&weights)[4]) {
         constexpr int WORDS = WIDTH / 16;
+        Held<WORDS> held[4];
         Words<WORDS> part[4];
 #pragma unroll
         for (int at = 0; at < 4; at++) {
             const int position = 2 * t + at % 2 + 8 * (at / 2);
-            const Cached *value = tile.value(position) + dim + WIDTH / 8 * g;
-            part[at] = tile.has(position) ? read_pairs<WORDS>(value) : Words<WORDS>{};
+            held[at] = read<WORDS>(tile, tile.value(position) + dim + WIDTH / 8 * g, position);
         }
+#pragma unroll
+        for (int at = 0; at < 4; at++) part[at] = widened<WORDS>(held[at]);
 #pragma unroll
         for (int word = 0; word < WORDS; word++) {
 #pragma unroll

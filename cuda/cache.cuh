@@ -36,19 +36,48 @@ __device__ inline float4 read_4(const Cached *from) {
 #endif
 }
 #else
-// 2 * WORDS neighbours as Numbers, two in a word.
-template <int WORDS> __device__ inline Words<WORDS> read_pairs(const Cached *from) {
+// 2 * WORDS neighbours as they are held: numbers, or bytes of which a single word's two are its lower half.
+template <int WORDS> using Held = Words<SCALED ? (WORDS + 1) / 2 : WORDS>;
+
+template <int WORDS> __device__ inline Held<WORDS> read_near(const Cached *from) {
+    if constexpr (2 * WORDS * sizeof(Cached) == 2) {
+        return Held<WORDS>{*reinterpret_cast<const unsigned short *>(from)};
+    } else {
+        return *reinterpret_cast<const Held<WORDS> *>(from);
+    }
+}
+
+// Zeros where they aren't `there`. Bytes are read by one predicated load: behind a branch their widening would stand
+// there too, so each load would be waited for before the next is asked for.
+template <int WORDS> __device__ inline Held<WORDS> read_far(const Cached *from, bool there) {
+#if defined(__CUDACC__) && CACHE == E4M3
+    Held<WORDS> held{};
+    if constexpr (WORDS == 4) {
+        asm("{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.global.nc.v2.b32 {%0, %1}, [%2];}"
+            : "+r"(held.word[0]), "+r"(held.word[1])
+            : "l"(from), "r"((int)there));
+    } else if constexpr (WORDS == 2) {
+        asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc.b32 %0, [%1];}"
+            : "+r"(held.word[0])
+            : "l"(from), "r"((int)there));
+    } else {
+        asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc.u16 %0, [%1];}"
+            : "+r"(held.word[0])
+            : "l"(from), "r"((int)there));
+    }
+    return held;
+#else
+    return there ? read_near<WORDS>(from) : Held<WORDS>{};
+#endif
+}
+
+// As Numbers, two in a word.
+template <int WORDS> __device__ inline Words<WORDS> widened(const Held<WORDS> &held) {
 #if CACHE == E4M3
     Words<WORDS> pairs;
-    Words<(WORDS + 1) / 2> bytes{};
-    if constexpr (WORDS == 1) {
-        bytes.word[0] = *reinterpret_cast<const unsigned short *>(from);
-    } else {
-        bytes = *reinterpret_cast<const Words<WORDS / 2> *>(from);
-    }
 #pragma unroll
     for (int at = 0; at < WORDS; at++) {
-        const unsigned two = bytes.word[at / 2] >> 16 * (at % 2) & 0xffff;
+        const unsigned two = held.word[at / 2] >> 16 * (at % 2) & 0xffff;
 #if KIND == BFLOAT16
         const float2 both = floats_of(two);
         pairs.word[at] = packed(both.x, both.y);
@@ -59,7 +88,7 @@ template <int WORDS> __device__ inline Words<WORDS> read_pairs(const Cached *fro
     }
     return pairs;
 #else
-    return *reinterpret_cast<const Words<WORDS> *>(from);
+    return held;
 #endif
 }
 #endif

@@ -48,6 +48,7 @@ __device__ void fill(Cached *stage, const Cached *k_cache, const Cached *v_cache
 
 // STEP positions of a stage, from its `at`-th on.
 struct StageTile {
+    static constexpr bool FAR = false;
     const Cached *stage;
     int at;
 
