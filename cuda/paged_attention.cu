@@ -8,8 +8,9 @@
 // constants. `partials` is [sequence][kv_head][split][GROUP][HEAD_DIM + 2] floats: sums, peak, weight.
 // Launch: grid (splits, kv_heads * ROW_TILES, sequences), 128 threads; split i of a sequence takes `split_tokens`
 // positions (a multiple of 32). With one split the result is written at once; otherwise merge follows, grid (kv_heads *
-// GROUP, sequences), 128 threads. A split that has no position writes peak -inf and weight 0, so a captured graph may
-// have more splits than a sequence needs; and a sequence of no positions gets zeros, so it may have more sequences.
+// GROUP, sequences), 128 threads, shared memory for a float a split and two a warp. A split that has no position writes
+// peak -inf and weight 0, so a captured graph may have more splits than a sequence needs; and a sequence of no positions
+// gets zeros, so it may have more sequences.
 // Work: reads each key and value once (2 * context * HEAD_DIM numbers for a kv_head) for 2 * GROUP operations a number,
 // 32 with the padding of an mma: bound by memory.
 // Why: the query heads of a group share keys, so one block serves all of them, padded to the 16 rows of an mma. Warps
@@ -117,18 +118,31 @@ extern "C" __global__ void __launch_bounds__(128, 2)
     const int kv_head = head / GROUP, row = head % GROUP;
     const long long first = ((long long)sequence * (heads / GROUP) + kv_head) * splits * GROUP + row;
     const float *partial = partials + first * (HEAD_DIM + 2);
-    const int stride = GROUP * (HEAD_DIM + 2);
+    const int stride = GROUP * (HEAD_DIM + 2), warp = threadIdx.x / WARP_THREADS;
+    float *factors = reinterpret_cast<float *>(shared_memory());  // [splits]
+    float *peaks = factors + splits, *weights = peaks + WARPS;
     float highest = nothing(), weight = 0.0f;
-    for (int split = 0; split < splits; split++) highest = fmaxf(highest, partial[split * stride + HEAD_DIM]);
-    for (int split = 0; split < splits; split++) {
-        weight += partial[split * stride + HEAD_DIM + 1] * exp2f(partial[split * stride + HEAD_DIM] - finite(highest));
+    for (int split = threadIdx.x; split < splits; split += blockDim.x) {
+        highest = fmaxf(highest, partial[split * stride + HEAD_DIM]);
     }
+    highest = maximum<WARP_THREADS>(highest);
+    if (threadIdx.x % WARP_THREADS == 0) peaks[warp] = highest;
+    __syncthreads();
+    for (int each = 0; each < WARPS; each++) highest = fmaxf(highest, peaks[each]);
+    for (int split = threadIdx.x; split < splits; split += blockDim.x) {
+        factors[split] = exp2f(partial[split * stride + HEAD_DIM] - finite(highest));
+        weight += partial[split * stride + HEAD_DIM + 1] * factors[split];
+    }
+    weight = total<WARP_THREADS>(weight);
+    if (threadIdx.x % WARP_THREADS == 0) weights[warp] = weight;
+    __syncthreads();
+    weight = 0.0f;
+    for (int each = 0; each < WARPS; each++) weight += weights[each];
     Number *target = out + ((long long)rows[sequence] * heads + head) * HEAD_DIM;
     for (int dim = threadIdx.x; dim < HEAD_DIM; dim += blockDim.x) {
         float sum = 0.0f;
-        for (int split = 0; split < splits; split++) {
-            sum += partial[split * stride + dim] * exp2f(partial[split * stride + HEAD_DIM] - finite(highest));
-        }
+#pragma unroll 8
+        for (int split = 0; split < splits; split++) sum += partial[split * stride + dim] * factors[split];
         target[dim] = rounded(mean(sum, weight));
     }
 }

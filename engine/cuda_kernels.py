@@ -178,8 +178,8 @@ class Kernels:
             ],
         )
         if splits > 1:
-            arguments = [out, partials, rows, np.int32(splits)]
-            module.launch("paged_attention_merge", (shape.heads, sequences), (_THREADS,), 0, arguments)
+            arguments, shared_bytes = [out, partials, rows, np.int32(splits)], 4 * (splits + 2 * _WARPS)
+            module.launch("paged_attention_merge", (shape.heads, sequences), (_THREADS,), shared_bytes, arguments)
 
     def prefill(
         self,
