@@ -47,18 +47,29 @@ __device__ inline float finite(float peak) {
 struct CacheTile {
     static constexpr bool FAR = true;  // in global memory
     static constexpr int PARTS = STEP > BLOCK_SIZE ? 2 : 1;  // blocks that it touches
+
+    struct Blocks {
+        int number[PARTS];
+
+        __device__ Blocks(const int *table, int first, int end) {
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                const int at = first + part * BLOCK_SIZE;
+                number[part] = inside(at, end) ? table[at / BLOCK_SIZE] : 0;
+            }
+        }
+    };
     const Cached *k, *v;
     long long start[PARTS];
     int first, from, end;
 
-    __device__ CacheTile(const Cached *k_cache, const Cached *v_cache, const int *table, int kv_heads, int head, int first,
+    __device__ CacheTile(const Cached *k_cache, const Cached *v_cache, const Blocks &blocks, int kv_heads, int head, int first,
                          int from, int end)
         : k(k_cache), v(v_cache), first(first), from(from), end(end) {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
-            const int at = first + part * BLOCK_SIZE;
-            const long long block = inside(at, end) ? table[at / BLOCK_SIZE] : 0;
-            start[part] = ((block * kv_heads + head) * BLOCK_SIZE + at % BLOCK_SIZE) * HEAD_DIM;
+            const int place = (first + part * BLOCK_SIZE) % BLOCK_SIZE;
+            start[part] = (((long long)blocks.number[part] * kv_heads + head) * BLOCK_SIZE + place) * HEAD_DIM;
         }
     }
 

@@ -99,7 +99,8 @@ extern "C" __global__ void __launch_bounds__(128, 2)
 
 #if KIND == FLOAT32
     for (int first = tile_first; first < warp_end; first += STEP) {
-        const CacheTile tile(k_cache, v_cache, table, kv_heads, kv_head, first, warp_from, warp_end);
+        const CacheTile::Blocks blocks(table, first, warp_end);
+        const CacheTile tile(k_cache, v_cache, blocks, kv_heads, kv_head, first, warp_from, warp_end);
         state.take(tile, first, froms, ends, scale);
     }
 #else

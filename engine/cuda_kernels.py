@@ -21,6 +21,12 @@ E4M3_MAX = 448.0
 # read for a group of one, and a single sequence of 4096 positions with 8 key-value heads fills 128 multiprocessors.
 SPLIT_TOKENS = 256
 
+# CUDA blocks of a decode launch, and of each sequence's head: as many splits as there are have a block each up to the first
+# number, which keeps the largest GPUs busy a few times over, or to the second, so that a long sequence among many short
+# ones isn't left to a few blocks. More would find nothing to do where most are short.
+DECODE_BLOCKS = 2048
+SEQUENCE_BLOCKS = 16
+
 _THREADS = 128
 _WARPS = 4
 _HEAD_DIM_MAX = 256  # what a lane's registers hold
@@ -109,6 +115,8 @@ class Tables:
 class Kernels:
     """All kernels of one shape, compiled as they are first used."""
 
+    decode_blocks, sequence_blocks = DECODE_BLOCKS, SEQUENCE_BLOCKS
+
     def __init__(self, shape: Shape, load: Load) -> None:
         self.shape = shape
         self._load = load
@@ -164,21 +172,23 @@ class Kernels:
         """The query of each sequence is row rows[i] of q; out [tokens, heads, head_dim]. `splits` times SPLIT_TOKENS
         covers what the longest sees, from its first position rounded down to a multiple of 32 on."""
         shape = self.shape
-        row_tiles = -(-shape.group // _ROWS)
+        heads = shape.kv_heads * -(-shape.group // _ROWS)
+        blocks = min(splits, max(-(-self.decode_blocks // (heads * sequences)), self.sequence_blocks))
         module = self._module("paged_attention")
         module.launch(
             "paged_attention",
-            (splits, shape.kv_heads * row_tiles, sequences),
+            (blocks, heads, sequences),
             (_THREADS,),
             self._decode_shared_bytes(),
             [
                 *(out, partials, q[0], cache.k, cache.v, cache.scales, tables.blocks, rows, tables.contexts),
-                *(np.int32(each) for each in (q[1], shape.kv_heads, tables.stride, window, SPLIT_TOKENS)),
+                *(np.int32(each) for each in (q[1], shape.kv_heads, tables.stride, window, SPLIT_TOKENS, splits)),
                 self._scale,
             ],
         )
         if splits > 1:
-            arguments, shared_bytes = [out, partials, rows, np.int32(splits)], 4 * (splits + 2 * _WARPS)
+            told = (np.int32(each) for each in (window, SPLIT_TOKENS, splits))
+            arguments, shared_bytes = [out, partials, rows, tables.contexts, *told], 4 * (splits + 2 * _WARPS)
             module.launch("paged_attention_merge", (shape.heads, sequences), (_THREADS,), shared_bytes, arguments)
 
     def prefill(

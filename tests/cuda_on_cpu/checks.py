@@ -168,12 +168,20 @@ def expect(actual: Array, expected: Array, tolerance: float, what: str) -> None:
 
 
 def check_decode(
-    load: Load, shape: Shape, rng: np.random.Generator, contexts: Sequence[int], window: int = 0, more_splits: int = 0
+    load: Load,
+    shape: Shape,
+    rng: np.random.Generator,
+    contexts: Sequence[int],
+    window: int = 0,
+    more_splits: int = 0,
+    blocks: int = 0,
 ) -> None:
     """Sequences of so many positions, their queries in rows of any order, between rows that must be left alone.
-    Some may have none, as in a captured graph's batch."""
+    Some may have none, as in a captured graph's batch. `blocks`: of each head at most, whatever the launch is."""
     firsts = [max(context - window, 0) for context in contexts] if window else []
     kernels, world = Kernels(shape, load), World.made(shape, contexts, rng, firsts)
+    if blocks:
+        kernels.decode_blocks, kernels.sequence_blocks = 1, blocks
     tokens = len(contexts) + 2
     rows = rng.permutation(tokens)[: len(contexts)].astype(np.int32)
     stored, values, stride = queries(shape, tokens, rng)
@@ -388,6 +396,7 @@ def chance(words: Sequence[int]) -> float:
 def _decode(load: Load, shape: Shape, rng: np.random.Generator) -> None:
     check_decode(load, shape, rng, [16, 0, 144])
     check_decode(load, shape, rng, [0, 270, 33], window=40, more_splits=1)
+    check_decode(load, shape, rng, [2, 260], more_splits=1, blocks=1)
 
 
 def _prefill(load: Load, shape: Shape, rng: np.random.Generator) -> None:

@@ -22,7 +22,7 @@ from tests.cuda_on_cpu.emulator import cuda_headers
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 HEAD_DIMS = (64, 80, 96, 128, 256)
-GROUPS = (1, 7)
+GROUPS = (1, 7, 16)  # 16 rows are the most that a warp has
 BLOCK_SIZES = (16, 32)
 ATTENTION = ("paged_attention", "paged_prefill")
 SHAPED = (*ATTENTION, "kv_write", "kv_gather")  # the last two don't depend on the group

@@ -59,13 +59,16 @@ def sanitized(sanitizer: str) -> Load:
     contexts=st.lists(st.integers(0, 70) | st.integers(250, 600), min_size=1, max_size=4),
     window=st.sampled_from([0, 0, 1, 33, 400]),
     more_splits=st.integers(0, 1),
+    blocks=st.integers(0, 2),
     order=orders,
     seed=seeds,
 )
 @settings(max_examples=EXAMPLES)
-def test_decode(shape: Shape, contexts: list[int], window: int, more_splits: int, order: str, seed: int) -> None:
+def test_decode(
+    shape: Shape, contexts: list[int], window: int, more_splits: int, blocks: int, order: str, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    checks.check_decode(emulated(order), shape, rng, contexts, window, more_splits)
+    checks.check_decode(emulated(order), shape, rng, contexts, window, more_splits, blocks)
 
 
 @shapes
