@@ -18,6 +18,8 @@ import torch
 from engine.cuda_kernels import Module
 from engine.kernels import options, source
 
+# What the kernels are made of, cp.async and mma of bfloat16, came with it.
+_CAPABILITY_MIN = (8, 0)
 # What a block may have without asking for more.
 _SHARED_BYTES_PLAIN = 48 * 1024
 
@@ -26,6 +28,10 @@ def problem() -> str | None:
     """Why this machine can't run them."""
     if not torch.cuda.is_available():
         return "there is no GPU that this torch can use"
+    capability = torch.cuda.get_device_capability()
+    if capability < _CAPABILITY_MIN:
+        least, found = (".".join(map(str, each)) for each in (_CAPABILITY_MIN, capability))
+        return f"the kernels need compute capability {least}, and {torch.cuda.get_device_name()} has {found}"
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed (pip install 'sluice[cuda]')"
     return None

@@ -21,9 +21,9 @@ E4M3_MAX = 448.0
 # read for a group of one, and a single sequence of 4096 positions with 8 key-value heads fills 128 multiprocessors.
 SPLIT_TOKENS = 256
 
-# CUDA blocks of a decode launch, and of each sequence's head: as many splits as there are have a block each up to the first
-# number, which keeps the largest GPUs busy a few times over, or to the second, so that a long sequence among many short
-# ones isn't left to a few blocks. More would find nothing to do where most are short.
+# CUDA blocks of a decode launch, which keep the largest GPUs busy a few times over, and the least of each sequence's
+# head, so that a long sequence among many short ones isn't left to a few. More would find nothing to do where most are
+# short.
 DECODE_BLOCKS = 2048
 SEQUENCE_BLOCKS = 16
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.attention import StepBatch
+from engine.attention import StepBatch, sent
 from engine.attention.cuda import CUDAAttention
 from engine.cuda_device import Device
 from engine.cuda_kernels import SPLIT_TOKENS, SampleKernel
@@ -32,7 +32,7 @@ from engine.step_inputs import SETTINGS, Layout, tell_settings
 # above 16 less than a quarter of them is empty.
 _FEW_ROWS = (1, 2, 4, 8)
 _ROWS_STEP = 8
-# From one number of splits to the next. A split without a position ends at once.
+# From one number of splits to the next. Those that a sequence lacks cost only room for their parts.
 _SPLITS_FACTOR = 4
 # So many tokens tell how large keys and values become, where they are stored as bytes.
 _MEASURED_TOKENS = 256
@@ -132,7 +132,7 @@ class CUDAStep:
         told = torch.empty(layout.size, dtype=torch.uint8)
         tell_settings(layout.arrays(told), sequences, self._vocab)
         self._make_room(len(sequences))
-        self._draw(logits, layout.tensors(told.to(self._device.place, non_blocking=True)))
+        self._draw(logits, layout.tensors(sent(told, self._device.place)))
         return self._tokens[: len(sequences)]
 
     def tokens(self, sequences: Many[Sequence]) -> Callable[[], list[int]]:
@@ -175,12 +175,12 @@ class CUDAStep:
     def _compute(self, slices: Many[Slice], batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         place = self._device.place
         ids, sources = self._ids(slices, len(batch.positions))
-        on_device = torch.from_numpy(np.stack((ids, sources))).to(place, non_blocking=True)
+        on_device = sent(torch.from_numpy(np.stack((ids, sources))), place)
         hidden = self._decoder.forward(self._known(*on_device), batch)
         sampled = [index for index, each in enumerate(slices) if each.sample]
         if not sampled:  # a launch of no rows would be an error
             return hidden[:0], hidden
-        last_rows = torch.from_numpy(batch.rows[1:][sampled] - 1).to(place, non_blocking=True)
+        last_rows = sent(torch.from_numpy(batch.rows[1:][sampled] - 1), place)
         return self._decoder.logits(hidden.index_select(0, last_rows)), hidden
 
     def _decode_of(self, layout: Layout, splits: int) -> Callable[[], None]:

@@ -148,9 +148,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self, running_max: int, progress: Callable[[str, int, int], None]) -> None:
-        """Makes ready for steps of up to so many sequences what a first step would have to: on a GPU, its graphs."""
-        if self._cuda is not None:
+        """Makes ready for steps of up to so many sequences what a first step would have to: on a GPU, its graphs.
+        Raises ModelError when there is no memory for them."""
+        if self._cuda is None:
+            return
+        try:
             self._cuda.capture(running_max, min(self.context_tokens_max, self._pool_tokens), progress)
+        except torch.OutOfMemoryError:
+            raise ModelError(
+                f"graphs of up to {running_max} sequences need more memory than {self._pool_tokens // self._block_size}"
+                " KV blocks leave; ask for fewer blocks, or fewer running sequences"
+            ) from None
 
     def execute(self, slices: list[Slice]) -> list[Sampled | None]:
         """Computes every slice and chooses the next token of those with `sample` set; one answer for each of these,

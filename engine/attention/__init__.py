@@ -30,6 +30,14 @@ class StepBatch:
     tables: Ints  # [S, most blocks]
 
 
+def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The host's numbers on the device, without waiting for what it does: by way of pinned memory, since a copy from
+    any other may wait for the stream's work. Torch uses that memory again only when it has been read."""
+    if device.type == "cuda":
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
+
+
 class Attention(Protocol):
     """What a model runner asks of a backend."""
 

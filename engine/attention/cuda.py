@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from engine.attention import Ints, StepBatch
+from engine.attention import Ints, StepBatch, sent
 from engine.cuda_kernels import E4M3_MAX, SPLIT_TOKENS, Cache, Kernels, Load, RowKernels, Shape, Tables
 from engine.models.config import ModelConfig, ModelError
 from engine.models.pointwise import Angles, TorchPointwise
@@ -232,8 +232,7 @@ class CUDAAttention:
         """The arrays, flat, by one copy: each copy costs a GPU more time than the bytes do."""
         joined = torch.from_numpy(np.concatenate([each.ravel() for each in arrays]).astype(dtype, copy=False))
         sizes = [each.size for each in arrays]
-        on_device = joined.to(self._device, non_blocking=True)
-        return list(torch.split(on_device, sizes))
+        return list(torch.split(sent(joined, self._device), sizes))
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.attention import Attention, StepBatch
+from engine.attention import Attention, StepBatch, sent
 from engine.models.llama import LlamaDecoder
 
 
@@ -45,8 +45,9 @@ class TorchDecoder:
 
     def forward(self, ids: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """See `Decoder`."""
-        positions = torch.from_numpy(batch.positions)
-        return self.run(ids.to(self._device), positions.to(self._device), self.attention.plan(batch))
+        positions = sent(torch.from_numpy(batch.positions), self._device)
+        ids = ids if ids.device.type == self._device.type else sent(ids, self._device)
+        return self.run(ids, positions, self.attention.plan(batch))
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         """As `forward`, with ids and positions on the device and a plan of the attention's."""

@@ -63,6 +63,17 @@ def compile_kernel(name: str, constants: Mapping[str, int], architecture: str) -
     return compile_text(source(name), (*options(name, constants), f"-I{cuda_headers()}"), architecture)
 
 
+def ptx(name: str, constants: Mapping[str, int]) -> str:
+    """What a source file becomes before it is made for one architecture."""
+    library, program = _library(), ctypes.c_void_p()
+    told = (*options(name, constants), f"-I{cuda_headers()}", *_CUPY, "-arch=compute_80")
+    _check(library.nvrtcCreateProgram(ctypes.byref(program), source(name).encode(), b"kernel.cu", 0, None, None))
+    _check(library.nvrtcCompileProgram(program, len(told), (ctypes.c_char_p * len(told))(*map(str.encode, told))))
+    text = _text(library, "PTX", program).rstrip(b"\0").decode()
+    _check(library.nvrtcDestroyProgram(ctypes.byref(program)))
+    return text
+
+
 def compile_text(text: str, told: tuple[str, ...], architecture: str) -> list[Usage]:
     """The kernels of a source text, compiled with these options and what CuPy adds to them."""
     library, program = _library(), ctypes.c_void_p()

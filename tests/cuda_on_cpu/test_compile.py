@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from engine.cuda_kernels import E4M3, Shape
+from engine.cuda_kernels import E4M3, KINDS, Shape
 from tests.cuda_on_cpu import nvrtc
 
 # One instance of each type; `python -m tests.cuda_on_cpu.nvrtc` compiles all.
@@ -48,3 +50,18 @@ def test_a_warning_is_an_error() -> None:
     assert nvrtc.compile_text(kernel % "", (), "sm_90")[0].kernel == "kernel"
     with pytest.raises(nvrtc.CompileError, match="never referenced"):
         nvrtc.compile_text(kernel % "int unused;", (), "sm_90")
+
+
+def test_sums_in_shared_memory_are_added_by_what_the_hardware_has() -> None:
+    """An atomic addition of 64 bits there is a loop of compare-and-swap, which threads that meet go round by turns."""
+    atomics = re.findall(r"\b(?:atom|red)\S*", nvrtc.ptx("sample", {"KIND": KINDS["float32"]}))
+    assert len(atomics) >= 3
+    assert not [each for each in atomics if "64" in each]
+
+
+@pytest.mark.parametrize("head_dim", [80, 128])
+def test_loads_of_bytes_stand_in_no_branch_with_what_is_made_of_them(head_dim: int) -> None:
+    """Else each is waited for before the next is asked for."""
+    shape = Shape("bfloat16", heads=4, kv_heads=1, head_dim=head_dim, rotary_dim=head_dim, block_size=16, cache=E4M3)
+    keys = nvrtc.ptx("paged_attention", shape.constants()).partition("mma.sync")[0].rpartition("$L__")[2]
+    assert len(re.findall(r"@p ld\.global\.nc\.v2\.b32", keys)) >= 2

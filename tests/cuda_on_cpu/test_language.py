@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.cuda_kernels import E4M3
+from tests.cuda_on_cpu.checks import decoded
 from tests.cuda_on_cpu.emulator import ORDERS, Emulated, LaunchError, Sanitized
 
 # `fault` breaks a kernel that is right with 0: sums of a warp's numbers, read in reverse from shared memory.
@@ -60,6 +62,14 @@ extern "C" __global__ void product(float *c, const unsigned short *a, const unsi
     float sum[4] = {1, 1, 1, 1};
     multiply_add(sum, left, right[0], right[1]);
     for (int at = 0; at < 4; at++) c[(g + 8 * (at / 2)) * 8 + 2 * t + at % 2] = sum[at];
+}
+"""
+BYTES = """
+#include "cache.cuh"
+extern "C" __global__ void bytes(float *out, const unsigned char *in) {
+    const float2 both = __half22float2(halves_of(in[2 * threadIdx.x] | in[2 * threadIdx.x + 1] << 8));
+    out[2 * threadIdx.x] = both.x;
+    out[2 * threadIdx.x + 1] = both.y;
 }
 """
 NUMBERS = np.arange(256, dtype=np.float32)
@@ -129,6 +139,19 @@ def test_tensor_core_products_follow_their_fragments(folder: Path) -> None:
     c = np.zeros((16, 8), np.float32)
     Emulated("product", {"KIND": 2}, kernels=folder).launch("product", (1,), (32,), 0, [c, a, b])
     np.testing.assert_allclose(c, 1 + a.astype(np.float64) @ b.astype(np.float64), atol=1e-5)
+
+
+def test_bytes_are_widened_exactly(folder: Path) -> None:
+    """By the way that GPUs before sm_89 take; the others have an instruction. Every byte at either place."""
+    (folder / "bytes.cu").write_text(BYTES)
+    for name in ("cache.cuh", "warp.cuh", "numbers.cuh"):
+        (folder / name).write_text((Path(__file__).parents[2] / "cuda" / name).read_text())
+    kernel, codes = Emulated("bytes", {"KIND": 0, "CACHE": 3}, kernels=folder), np.arange(256, dtype=np.uint8)
+    for given in (codes, codes[::-1].copy()):
+        out = np.zeros(256, np.float32)
+        kernel.launch("bytes", (1,), (128,), 0, [out, given])
+        np.testing.assert_array_equal(out, decoded(given, E4M3).astype(np.float32))
+        assert (np.signbit(out) == (given >= 128))[~np.isnan(out)].all()
 
 
 def test_address_sanitizer_sees_shared_memory_and_buffers_end(folder: Path) -> None:

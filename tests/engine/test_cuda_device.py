@@ -105,3 +105,13 @@ def test_headers_are_of_cupy_s_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cuda_device._header_folders(14) == []
     monkeypatch.setattr(cuda_device.importlib.util, "find_spec", lambda name: None)
     assert cuda_device._header_folders(12) == []
+
+
+def test_a_gpu_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert cuda_device.problem() == "the kernels need compute capability 8.0, and Tesla T4 has 7.5"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    monkeypatch.setattr(cuda_device.importlib.util, "find_spec", lambda name: None)
+    assert "CuPy is not installed" in (cuda_device.problem() or "")

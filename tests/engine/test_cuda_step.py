@@ -5,16 +5,19 @@ launch, and steps that are launched ahead of their tokens say what steps one by 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from engine.attention import sent
 from engine.block_pool import BlockPool
 from engine.core import Core, Peer
 from engine.cuda_step import rows_ladder, splits_ladder
 from engine.model_runner import ModelError, ModelRunner
 from engine.scheduler import Scheduler
+from engine.sequence import Launched, Slice
 from engine.step_inputs import Layout
 from engine.wire import Cancel, Credit, Sampling, Step, Submit
 from tests.cuda_on_cpu.device import CountingGPU, CPUDevice
@@ -258,6 +261,57 @@ def test_a_broken_row_ends_alone(tmp_path: Path, device: type[Device]) -> None:
     assert "no finite number" in rig.ends[1]
     assert len(rig.tokens[0]) == 20
     assert not rig.tokens[1]
+
+
+@pytest.mark.parametrize("graphs", [0, ROWS])
+def test_a_step_is_launched_without_waiting_for_the_device(
+    path: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, graphs: int
+) -> None:
+    """It asks for no number, and copies to the device only as `sent` does."""
+    rig = Rig(path, gpu=CPUDevice(), graphs=graphs)
+    launch, to, launched = rig.runner.launch, torch.Tensor.to, 0
+
+    def sends(self: torch.Tensor, *told: Any, **named: Any) -> torch.Tensor:
+        where = next((each for each in told if isinstance(each, torch.device)), named.get("device"))
+        assert where is None or named.get("non_blocking"), "a copy that waits"
+        return to(self, *told, **named)
+
+    def asks(*_: object) -> None:
+        raise AssertionError("a number of the device's is asked for")
+
+    def watched(slices: list[Slice]) -> Launched:
+        nonlocal launched
+        launched += 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "to", sends)
+            for name in ("item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__"):
+                patch.setattr(torch.Tensor, name, asks)
+            return launch(slices)
+
+    monkeypatch.setattr(rig.core, "_begin", watched)
+    assert rig.serve(SAMPLINGS) == expected
+    assert launched > 20
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_what_is_sent_to_a_gpu_goes_by_pinned_memory(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    pinned, calls = torch.ones(3), []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *told, **named: calls.append((self, told, named)))
+    numbers, device = torch.zeros(3), torch.device(kind)
+    sent(numbers, device)
+    assert calls == [(pinned if kind == "cuda" else numbers, (device,), {"non_blocking": True})]
+
+
+def test_graphs_without_memory_are_refused_with_what_to_change(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(self: CPUDevice, work: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(CPUDevice, "capture", capture)
+    with pytest.raises(
+        ModelError, match=r"graphs of up to 6 sequences need more memory than 60 KV blocks leave; ask for"
+    ):
+        Rig(path, gpu=CPUDevice(), graphs=ROWS)
 
 
 def test_inputs_need_two_places_while_a_step_may_wait(path: str, expected: list[list[int]]) -> None:
