@@ -1,5 +1,5 @@
 """`python -m tests.cuda_on_cpu`: the whole of what CI does a share of. Every instance of every kernel for every
-architecture (15 minutes of one CPU), which writes registers.tsv anew, and every mutation (2 minutes). Ends with 1 if a
+architecture (12 minutes of one CPU), which writes registers.tsv anew, and every mutation (2 minutes). Ends with 1 if a
 kernel spills or a mutant lives.
 """
 
