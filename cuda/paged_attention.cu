@@ -14,7 +14,7 @@
 // Work: reads each key and value once (2 * context * HEAD_DIM numbers for a kv_head) for 2 * GROUP operations a number,
 // 32 with the padding of an mma: bound by memory.
 // Why: the query heads of a group share keys, so one block serves all of them, padded to the 16 rows of an mma. Warps
-// take turns along the sequence and keep their own softmax, so there is no barrier before the end, and every lane has
+// take turns along the sequence and keep their own softmax, so there is no barrier before a split's end, and every lane has
 // many independent 16-byte loads in flight. Splits are of one length whatever the batch is, so a row's arithmetic
 // doesn't depend on its company, and a long sequence fills the GPU alone.
 #include "attention.cuh"

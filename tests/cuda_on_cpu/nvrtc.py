@@ -94,10 +94,14 @@ def compile_text(text: str, told: tuple[str, ...], architecture: str) -> list[Us
 
 def usages_of(shape: Shape, architecture: str) -> Iterator[tuple[Key, Usage]]:
     """Of all kernels that a shape compiles."""
-    kind = f"{shape.kind}/{shape.cache}" if shape.cache else shape.kind
     for name in files_of(shape):
-        for usage in compile_kernel(name, shape.constants(), architecture):
-            yield (usage.kernel, kind, shape.head_dim, architecture), usage
+        yield from _usages(name, shape, architecture)
+
+
+def _usages(name: str, shape: Shape, architecture: str) -> Iterator[tuple[Key, Usage]]:
+    kind = f"{shape.kind}/{shape.cache}" if shape.cache else shape.kind
+    for usage in compile_kernel(name, shape.constants(), architecture):
+        yield (usage.kernel, kind, shape.head_dim, architecture), usage
 
 
 def files_of(shape: Shape) -> list[str]:
@@ -133,33 +137,38 @@ def read_table() -> dict[Key, tuple[int, int]]:
 
 
 def main(architectures: Sequence[str]) -> int:
-    """The whole matrix, or of some architectures alone."""
-    most: dict[Key, tuple[int, int]] = {}
-    spills = 0
-
-    def take(found: Iterator[tuple[Key, Usage]], what: object) -> None:
-        nonlocal spills
-        for key, usage in found:
-            used, spilled = most.get(key, (0, 0))
-            most[key] = max(used, usage.registers), max(spilled, usage.spilled_bytes)
-            if usage.spilled_bytes:
-                spills += 1
-                print(f"{usage} spills: {what} {key}", flush=True)
-
-    compiled = 0
+    """The whole matrix, or of some architectures alone. The table is written after each."""
+    compiled = spills = 0
     for architecture in architectures:
-        take(plain_usages(architecture), "")
-        for kind in KINDS:
-            for head_dim in HEAD_DIMS:
-                for shape in shapes(kind, head_dim):
-                    take(usages_of(shape, architecture), shape)
-                    compiled += len(files_of(shape))
+        most: dict[Key, tuple[int, int]] = {}
+        for shape, found in _instances(architecture):
+            compiled += 1
+            for key, usage in found:
+                used, spilled = most.get(key, (0, 0))
+                most[key] = max(used, usage.registers), max(spilled, usage.spilled_bytes)
+                if usage.spilled_bytes:
+                    spills += 1
+                    print(f"{usage} spills: {shape} {key}", flush=True)
+        _write_table({**{key: counts for key, counts in read_table().items() if key[3] != architecture}, **most})
         print(f"{architecture}: {compiled} files compiled so far", flush=True)
-    kept = {key: counts for key, counts in read_table().items() if key[3] not in architectures}
-    lines = ["\t".join(map(str, (*key, *counts))) for key, counts in sorted({**kept, **most}.items())]
-    TABLE.write_text("\n".join(["kernel\tkind\thead_dim\tarchitecture\tregisters\tspilled_bytes", *lines]) + "\n")
     print(f"{compiled} files compiled, {spills} kernels spill")
     return 1 if spills else 0
+
+
+def _instances(architecture: str) -> Iterator[tuple[Shape | None, list[tuple[Key, Usage]]]]:
+    """What each compiled file holds."""
+    for key, usage in plain_usages(architecture):
+        yield None, [(key, usage)]
+    for kind in KINDS:
+        for head_dim in HEAD_DIMS:
+            for shape in shapes(kind, head_dim):
+                for name in files_of(shape):
+                    yield shape, list(_usages(name, shape, architecture))
+
+
+def _write_table(table: Mapping[Key, tuple[int, int]]) -> None:
+    lines = ["\t".join(map(str, (*key, *counts))) for key, counts in sorted(table.items())]
+    TABLE.write_text("\n".join(["kernel\tkind\thead_dim\tarchitecture\tregisters\tspilled_bytes", *lines]) + "\n")
 
 
 @cache
