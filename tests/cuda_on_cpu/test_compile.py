@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
+from pathlib import Path
 
 import pytest
 
 from engine.cuda_kernels import E4M3, KINDS, Shape
 from tests.cuda_on_cpu import nvrtc
+from tests.cuda_on_cpu.emulator import KERNELS
 
 # One instance of each type; `python -m tests.cuda_on_cpu.nvrtc` compiles all.
 SHAPES = [
@@ -43,6 +46,15 @@ def test_the_table_holds_every_instance() -> None:
         if kernel != "kv_gather" or "/" not in kind
     }
     assert wanted == {key for key in table if key[2]}
+
+
+@pytest.mark.parametrize("path", sorted(KERNELS.glob("*.cu")), ids=lambda path: path.stem)
+def test_a_kernel_s_file_opens_with_what_it_is(path: Path) -> None:
+    """What it computes, its layout, its launch shape, its bytes and operations, and why this algorithm."""
+    opening = list(takewhile(lambda line: line.startswith("//"), path.read_text().splitlines()))
+    assert opening[0].startswith(f"// {path.stem}: ")
+    words = [line.split()[1] for line in opening if re.match(r"// (Layout|Launch|Work|Why): ", line)]
+    assert words == ["Layout:", "Launch:", "Work:", "Why:"]
 
 
 def test_a_warning_is_an_error() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cuda_kernels import E4M3, Load, Shape
+from engine.cuda_kernels import E4M3, Cache, Kernels, Load, Shape, Tables
 from tests.cuda_on_cpu import checks
 from tests.cuda_on_cpu.emulator import ORDERS, Emulated, Sanitized
 
@@ -106,6 +106,26 @@ def test_rows(kind: str, order: str, seed: int) -> None:
 def test_a_context_of_many_splits() -> None:
     shape = SHAPES[2]
     checks.check_decode(emulated("numbered"), shape, np.random.default_rng(0), [20_000, 1, 0, 700])
+
+
+@pytest.mark.parametrize(
+    ("sequences", "splits", "blocks"),
+    [(1, 16, 16), (1, 512, 256), (64, 16, 16), (256, 512, 16), (8, 512, 32), (256, 1, 1)],
+)
+def test_a_launch_has_no_more_blocks_than_keep_a_gpu_busy(sequences: int, splits: int, blocks: int) -> None:
+    """Of Llama-3-8B's 8 key-value heads. A graph's splits are as many as its longest sequence may have."""
+    grids: dict[str, tuple[int, ...]] = {}
+
+    class Module:
+        def launch(self, name: str, grid: tuple[int, ...], *_: object) -> None:
+            grids[name] = grid
+
+    kernels = Kernels(replace(SHAPES[4], heads=32, kv_heads=8), lambda *_: Module())
+    kernels.decode(
+        None, None, (None, 0), Cache(None, None), Tables(None, 1, None), None, sequences, splits=splits, window=0
+    )
+    assert grids["paged_attention"] == (blocks, 8, sequences)
+    assert grids.get("paged_attention_merge") == ((32, sequences) if splits > 1 else None)
 
 
 def test_the_longest_context() -> None:
