@@ -16,6 +16,7 @@ from protocols import sse
 # Far above what anything here takes, on a machine that does other things too: only a hang meets it.
 DEADLINE_S = 30.0
 READ_BYTES = 64 * 1024
+SEGMENT_BYTES = 1460  # of TCP on Ethernet
 
 Header = tuple[str, str]
 
@@ -90,6 +91,9 @@ def connected(port: int, *, receive_buffer: int | None = None) -> socket.socket:
     try:
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            # As on a network. Loopback's 64 KB would be more than the buffer, and a kernel tells nobody of room for
+            # less than a segment: a client that reads again would be heard at the next probe, seconds later.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
         sock.settimeout(DEADLINE_S)
         sock.connect(("127.0.0.1", port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
