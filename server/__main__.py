@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from select import select
 
 import uvloop
 
@@ -49,7 +50,7 @@ from server.gateway.ledger import LedgerFull
 from server.gateway.limits import SETTLE_S
 from server.host import Host
 from server.http import Program
-from server.listening import address_of, listen
+from server.listening import address_of, listen, turn_away
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
 from server.outcome import Outcome
 from server.places import take_place
@@ -142,14 +143,13 @@ class Server:
             frontend.ready()
         await self._stop.wait()
         await self._drain(host)
-        for server in servers:
-            server.close()
+        await self._farewell(host)
+        await self._stop_listening(listener, servers)
+        await self._farewell(host)  # of those who came last
         if self._engines is not None:
             await self._engines.close()
         if self._tracer is not None:
             await self._tracer.exporter.close(TRACES_FAREWELL_S)
-        if config.uds and frontend is None:
-            os.unlink(config.uds)
         return 1 if self._hurried else 0
 
     async def _serve(self, host: Host, listener: socket.socket) -> asyncio.Server:
@@ -344,13 +344,29 @@ class Server:
         while self._has_work(host) and self._loop.time() < deadline:  # noqa: ASYNC110 (a few looks, once in a life)
             await asyncio.sleep(DRAIN_LOOK_S)
         self._end_streams()
-        for connection in list(host.connections):
+
+    async def _farewell(self, host: Host) -> None:
+        """Close the connections that there are, each behind its last answer. Those that come meanwhile are served."""
+        leaving = set(host.connections)
+        for connection in leaving:
             connection.drain()
         deadline = self._loop.time() + FAREWELL_S
-        while (host.connections or self._guests) and self._loop.time() < deadline:  # noqa: ASYNC110
+        while (leaving & host.connections or self._guests) and self._loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_LOOK_S)
-        for connection in list(host.connections):
+        for connection in leaving & host.connections:
             connection.abort()
+
+    async def _stop_listening(self, listener: socket.socket, servers: list[asyncio.Server]) -> None:
+        """Whoever has connected is still accepted."""
+        if self._config.uds and self._frontend is None:
+            os.unlink(self._config.uds)
+        turn_away(listener)
+        deadline = self._loop.time() + FAREWELL_S
+        await asyncio.sleep(DRAIN_LOOK_S)  # handshakes that are half done
+        while select([listener], [], [], 0)[0] and self._loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for server in servers:
+            server.close()
 
     def _end_streams(self) -> None:
         if self._table is not None:

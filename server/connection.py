@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         tls = self.transport.get_extra_info("ssl_object")
         self._tls = tls is not None
         self.host.connections.add(self)
-        self._alarm.set(self.host.deadlines.idle_s)
+        self._alarm.set(self.host.first_wait_s)
         if len(self.host.connections) > self.host.connections_max:
             self._refuse(Refusal(503, "the server has as many connections as it can", ((b"Retry-After", b"2"),)))
         elif tls is not None and tls.selected_alpn_protocol() == "h2":
@@ -172,8 +172,7 @@ class Connection(asyncio.Protocol):
             self.data_received(data)
 
     def _begin_http2(self, data: bytes) -> None:
-        self._opened = True
-        self._opening = b""
+        self._opened, self._opening = True, b""
         self._alarm.clear()
         self._http2 = Http2Connection(self.host, self)
         if data:
@@ -243,11 +242,13 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def drain(self) -> None:
-        """The server will stop: close once nothing is in flight."""
+        """The server will stop: close once nothing is in flight. A first request is waited for."""
         if self._websocket is not None:
             self._websocket.drain()
         elif self._http2 is not None:
             self._http2.drain()
+        elif not self._opened:
+            self._alarm.set(self.host.first_wait_s)
         elif self._call is None and not self._unread and self._http.awaiting_request:
             self._close()
 

@@ -22,6 +22,9 @@ class Deadlines:
     header_s: float = 10.0  # from a request's first byte to the end of its head
     body_s: float = 30.0  # between two pieces of a body
     idle_s: float = 75.0  # before a connection's first byte, and between requests
+    # In a drain, before a connection's first byte: whoever has just connected is about to ask, and expects no close
+    # without a word, as clients must between two requests (RFC 9112 9.5). Many round trips.
+    first_request_s: float = 1.0
     keepalive_s: float = 15.0  # before a quiet stream gets a ping
     write_stall_s: float = 120.0  # in which not one byte is drained
 
@@ -46,3 +49,8 @@ class Host:
 
     def __post_init__(self) -> None:
         self.turns = Turns(self.loop)
+
+    @property
+    def first_wait_s(self) -> float:
+        """For a connection's first byte."""
+        return self.deadlines.first_request_s if self.draining else self.deadlines.idle_s

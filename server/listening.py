@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
+import struct
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from server.config import Config
+
+SO_ATTACH_FILTER = 26  # asm-generic/socket.h
+# A program for the kernel's packet filter (linux/filter.h): drop what has SYN in its flags, byte 13 of a TCP header.
+_NO_SYN = struct.pack(
+    "=" + "HBBI" * 4,
+    *(0x30, 0, 0, 13),  # load that byte
+    *(0x45, 0, 1, 0x02),  # SYN: go on; else leave one out
+    *(0x06, 0, 0, 0),  # keep nothing of the packet
+    *(0x06, 0, 0, 0xFFFFFFFF),  # keep all of it
+)
 
 
 def listen(config: Config, *, port: int | None = None, shared: bool = False) -> socket.socket:
@@ -40,6 +54,16 @@ def listen(config: Config, *, port: int | None = None, shared: bool = False) -> 
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer)
     listener.setblocking(False)
     return listener
+
+
+def turn_away(listener: socket.socket) -> None:
+    """Let nobody connect any more, so that none comes between the last accept and the close, who would be reset. A
+    client sends its SYN again in a second, and is then refused, or finds another server. What has connected can still
+    be accepted. Nothing happens where there is no such filter (Linux has it, for TCP)."""
+    if sys.platform == "linux" and listener.family != socket.AF_UNIX:
+        program = ctypes.create_string_buffer(_NO_SYN)
+        with suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 4, ctypes.addressof(program)))
 
 
 def address_of(config: Config, listener: socket.socket) -> str:

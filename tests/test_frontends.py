@@ -533,11 +533,12 @@ class TestTheEnd:
 
     def test_a_signal_to_all_processes_at_once_is_one_signal(self) -> None:
         """As a service manager, or Ctrl-C in a terminal, sends it."""
-        with Frontends(*PACE) as server:
+        with Frontends(*PACE, own_group=True) as server:
             with server.client(server.frontends[0]) as client:
                 begin(client, 100)
-                for pid in (server.process.pid, *server.frontends, *server.engines):
-                    os.kill(pid, signal.SIGTERM)
+                group = server.process.pid
+                assert {os.getpgid(pid) for pid in (*server.frontends, *server.engines)} == {group}
+                os.killpg(group, signal.SIGTERM)
                 assert words(client.finish().text()) == 100
             assert server.wait() == 0
 

@@ -4,7 +4,10 @@ the client's frames, the metrics and the access log tell the same outcome, and n
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -345,6 +348,52 @@ class TestDrain:
             assert started["stream"] not in (posted, victim)
             assert server.ask("DELETE", f"/v1/streams/{victim}").json()["outcome"] == "cancelled"
             assert server.ask("DELETE", f"/v1/streams/{hold}").json()["outcome"] == "cancelled"
+            assert server.wait() == 0
+
+    def test_a_connection_that_has_not_asked_yet_is_answered(self) -> None:
+        """One that has is closed, as it may be at any time (RFC 9112 9.5)."""
+        with Server() as server, server.connect() as new, server.connect() as used:
+            used.request("GET", "/health")
+            assert used.answer().status == 200
+            server.wait_metric('sluice_connections{protocol="http1"}', 3)
+            server.terminate()
+            assert used.closed() == "fin"
+            new.request("GET", "/v1/generate?prompt=new", None, [JSON])
+            refused = new.answer()
+            assert refused.error(503)["type"] == "overloaded_error"
+            assert refused.header("connection") == "close" and new.closed() == "fin"
+            assert server.wait() == 0
+
+    def test_whoever_is_connected_when_the_signal_comes_is_answered(self) -> None:
+        """Hundreds that the loop meets in the same turns as the signal, their requests in their sockets. The first of
+        them may be read before it."""
+        with Server() as server, ExitStack() as stack:
+            server.process.send_signal(signal.SIGSTOP)
+            server.terminate()
+            clients = [stack.enter_context(server.connect()) for _ in range(300)]
+            for client in clients:
+                client.request("GET", "/v1/generate?prompt=new&max_tokens=1", None, [JSON])
+            server.process.send_signal(signal.SIGCONT)
+            answers = [client.answer() for client in clients]
+            assert {(answer.status, answer.end) for answer in answers} <= {(202, "whole"), (503, "whole")}
+            assert answers[-1].status == 503
+            assert {client.closed() for client in clients} == {"fin"}
+            assert server.wait() == 0
+
+    def test_clients_that_keep_coming_are_answered_or_cannot_connect(self) -> None:
+        def keep_coming(server: Server) -> set[tuple[int, str]]:
+            seen = set()
+            with suppress(ConnectionRefusedError):
+                while True:
+                    answer = server.ask("GET", "/v1/generate?prompt=x&max_tokens=1", None, [JSON])
+                    seen.add((answer.status, answer.end))
+            return seen
+
+        with ThreadPoolExecutor(8) as pool, Server() as server:
+            comers = [pool.submit(keep_coming, server) for _ in range(8)]
+            until(lambda: tokens(server) > 50, "they have come")
+            server.terminate()
+            assert set().union(*(each.result() for each in comers)) <= {(202, "whole"), (503, "whole")}
             assert server.wait() == 0
 
 

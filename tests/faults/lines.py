@@ -37,6 +37,11 @@ class Line(Protocol):
         """How far it is."""
         ...
 
+    @property
+    def turned_away(self) -> bool:
+        """The server said on the connection that it ends it, so the client may ask again elsewhere."""
+        ...
+
     def header(self, name: str) -> str | None:
         """A field of its head."""
         ...
@@ -88,6 +93,11 @@ class Http1Line:
         """See Line."""
         return self._answer.end
 
+    @property
+    def turned_away(self) -> bool:
+        """See Line. Behind a first request HTTP/1.1 says so only with an answer."""
+        return False
+
     def header(self, name: str) -> str | None:
         """See Line."""
         return self._answer.header(name)
@@ -126,6 +136,7 @@ class Http2Line:
         patience_s: float,
     ) -> None:
         buffer = SMALL_BUFFER_BYTES if small else None
+        self._past_goaway = False
         self._peer = Peer(server.port, window=HTTP2_WINDOW_SMALL if small else 65_535, receive_buffer=buffer)
         try:
             self._peer.socket.settimeout(patience_s)
@@ -147,6 +158,11 @@ class Http2Line:
             return "whole"
         return "cut" if self._stream in self._peer.resets else "reset" if self._peer.closed else "open"
 
+    @property
+    def turned_away(self) -> bool:
+        """See Line."""
+        return self._past_goaway or self._peer.goaway is not None
+
     def header(self, name: str) -> str | None:
         """See Line."""
         return self._fields.get(name)
@@ -162,10 +178,11 @@ class Http2Line:
             self._peer.pump()
         except (ConnectionResetError, BrokenPipeError):
             self._peer.closed = True
-        except h2.exceptions.ProtocolError:
-            # To h2 a GOAWAY is the end, though the server's first one lets streams go on to theirs (RFC 9113 6.8). The
-            # judge knows whether the server drained.
+        except h2.exceptions.ProtocolError as error:
+            # To h2 a GOAWAY is the end, though the server's first one lets streams go on to theirs (RFC 9113 6.8), and
+            # what comes behind it is an error, even in one packet with it. The judge knows whether the server drained.
             self._peer.closed = True
+            self._past_goaway = "ConnectionState.CLOSED" in str(error)
 
     def be_patient(self, seconds: float) -> None:
         """See Line."""

@@ -153,10 +153,18 @@ class Player:
         line.leave(reset=False)
 
     def _refused(self, line: Line) -> None:
-        if line.status == 0 and self._stage.drained:
-            return
         self._finish(line)
+        if self._turned_away(line):
+            return
         self._stage.refused(line.status, bytes(line.body))
+
+    def _turned_away(self, line: Line) -> bool:
+        """There was no answer, but the connection's last word: only a drain says it."""
+        if line.status or not line.turned_away:
+            return False
+        assert self._stage.drained, "GOAWAY"
+        self._stage.count("turned away")
+        return True
 
     def _left_unanswered(self, visit: Visit) -> None:
         """Its client left before the head came; whoever knows the stream's name may still find it, and nobody does."""
@@ -195,6 +203,8 @@ class Player:
             self._read(ledger, visit, line, _feed(visit.door, ledger, after))
             return None
         self._finish(line)
+        if self._turned_away(line):
+            return None
         if line.status == 204:
             self._check_past_end(ledger, visit, after)
         elif line.status == 400:
@@ -374,11 +384,11 @@ class Player:
         self._stage.count("cancelled")
         with contextlib.ExitStack() as stack:
             if self._stage.drained:
-                stack.enter_context(contextlib.suppress(OSError))
+                stack.enter_context(contextlib.suppress(ConnectionRefusedError))
             answer = self._server.ask("DELETE", f"/v1/streams/{ledger.stream}", None, self._stage.headers)
             if answer.status == 200:
                 ledger.told(answer.json()["outcome"])
-            elif not (self._stage.drained and answer.end in ("none", "reset")):
+            else:
                 self._stage.not_resumed(ledger, answer.status, bytes(answer.body))
 
 

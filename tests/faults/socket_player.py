@@ -55,8 +55,7 @@ class SocketPlayer:
         try:
             socket = WebSocketClient(self._stage.server, headers=self._stage.headers, receive_buffer=buffer)
         except WebSocketRefused as refused:
-            if refused.answer.status or not self._stage.drained:
-                self._stage.refused(refused.answer.status, bytes(refused.answer.body))
+            self._stage.refused(refused.answer.status, bytes(refused.answer.body))
             return
         try:
             socket.socket.settimeout(visit.patience_s)

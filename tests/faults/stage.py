@@ -72,7 +72,7 @@ class Stage:
         def run() -> None:
             try:
                 work(*args)
-            except ConnectionError:
+            except ConnectionRefusedError:  # listening has ended; who is connected gets an answer, in a drain too
                 if not self.drained:
                     self.failures.append(f"{what}: {traceback.format_exc()}")
             except Exception:
@@ -88,6 +88,7 @@ class Stage:
         """A new stream was not begun: whether that can be."""
         setting = self.plan.setting
         self.count(f"refused {status}")
+        assert status, "no answer"
         engine_dies = setting.kills_s or any("dies" in script for script in setting.scripts)
         if status == 503:
             assert engine_dies or self.drained or setting.streams_max < 1000, (status, body)
@@ -95,13 +96,12 @@ class Stage:
             assert status == 429 and setting.key_streams is not None, (status, body)
 
     def not_resumed(self, ledger: Ledger, status: int, body: bytes) -> None:
-        """A reader was not let in: whether that can be. Status 0: there was no answer."""
+        """A reader was not let in: whether that can be."""
         setting = self.plan.setting
         self.count(f"not resumed {status}")
+        assert status, "no answer"
         if status == 410 and any(sign in body for sign in POSITION_GONE):
             assert setting.log_bytes_per_stream < 1024 * 1024, body
-        elif status == 0:
-            assert self.drained, "no answer"
         elif status == 410:
             assert time.monotonic() - ledger.asked_at >= setting.resume_ttl_s, f"gone too early: {ledger.stream}"
         else:

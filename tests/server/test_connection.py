@@ -147,6 +147,10 @@ class TestEnd:
         busy, _ = side.transport, side.connection
         side.get("/wait")
         idle, _ = side.connect()
+        idle.read_all()
+        idle.feed(get("/"))
+        side.loop.rest()
+        assert idle.received.startswith(b"HTTP/1.1 200 ") and not idle.end
         side.host.draining = True
         for connection in list(side.host.connections):
             connection.drain()
@@ -156,6 +160,23 @@ class TestEnd:
         side.loop.rest()
         assert b"\r\nConnection: close\r\n" in side.read()
         assert busy.end == "eof"
+
+    @pytest.mark.parametrize("before", [True, False], ids=["connected before", "connected in the drain"])
+    def test_a_drain_waits_for_the_first_request(self, side: Side, *, before: bool) -> None:
+        made = [side.connect()[0] for _ in range(2)] if before else []
+        side.host.draining = True
+        for connection in list(side.host.connections):
+            connection.drain()
+        asks, silent = made or [side.connect()[0] for _ in range(2)]
+        side.pass_time(DEADLINES.first_request_s - 0.1)
+        assert (asks.end, silent.end) == ("", "")
+        asks.feed(get("/"))
+        asks.read_all()
+        side.loop.rest()
+        assert b"\r\nConnection: close\r\n" in asks.received
+        assert asks.end == "eof"
+        side.pass_time(0.2)
+        assert silent.end == "eof"
 
     def test_a_client_that_leaves_stops_the_work(self, side: Side) -> None:
         side.get("/wait")

@@ -60,7 +60,8 @@ def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_
 class Server:
     """A server process, usable with `with`. `scripts`: what the synthetic engine plays (see engine/synthetic.py).
 
-    `faults_expected`: its log may hold tracebacks. `program`: what is run in place of the server itself."""
+    `faults_expected`: its log may hold tracebacks. `program`: what is run in place of the server itself. `own_group`:
+    it leads a process group, as a terminal's job does."""
 
     def __init__(
         self,
@@ -69,12 +70,14 @@ class Server:
         engine: str | None = "synthetic",
         faults_expected: bool = False,
         program: tuple[str, ...] = ("server",),
+        own_group: bool = False,
     ) -> None:
         self.flags = flags
         self._program = program
         self._engine = engine
         self._scripts = scripts
         self._faults_expected = faults_expected
+        self._process_group = 0 if own_group else None
         self.process: subprocess.Popen[bytes]
         self.port = 0
         self.ready_line = ""
@@ -108,7 +111,12 @@ class Server:
             argv += ["--synthetic-script", str(script)]
         with self._stderr.open("wb") as log:
             self.process = subprocess.Popen(
-                [*argv, *self.flags], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+                [*argv, *self.flags],
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                process_group=self._process_group,
             )
         try:
             self.ready_line = self._read_line()
