@@ -309,7 +309,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: Request) -> None:
         call = self._call = new_call(self.host, request, self.client, self._on_whole_answer)
-        self._request_read = self._whole_answer = False
+        self._request_read = self._whole_answer = self._alarm_is_for_head = False
         # Answered when all that has come is read: a request that is here whole need not cost its connection.
         self._refusal = refusal_of(self.host, call)
         if self._refusal is None and request.expect_continue:
