@@ -83,6 +83,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--transformers", default="", metavar="PROGRAM", help="transformers' program")
     parser.add_argument("--rates", type=float, nargs="*", default=[1.0], help="requests a second that come at random")
     parser.add_argument("--ids-max", type=int, default=32_000, help="prompts have ids below it")
+    parser.add_argument(
+        "--prompts", type=int, nargs="+", default=[], metavar="TOKENS", help="with --http: long prompts, read alone"
+    )
     parser.add_argument("--arrivals", type=int, default=24, help="how many of them")
     return parser
 

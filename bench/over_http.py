@@ -11,8 +11,10 @@ installed; `vllm` is `vllm serve`; `transformers` is `transformers serve` with c
 Each contender starts anew in each round, and the order turns. It gets text completions of random prompts of 128 ids (of
 128 words of one token each where a server takes no ids), greedy, exactly 128 new tokens, over HTTP/1.1 as server-sent
 events: first so many streams at once that each begin the next when they end (closed loop), then requests that come at
-random (Poisson, `--rates` a second), the same ones at the same times for all. TTFT is from the request's bytes to the
-first text, ITL between one text and the next. RSS and PSS are those of all its processes together, behind the loads.
+random (Poisson, `--rates` a second), the same ones at the same times for all; and `--prompts` of so many tokens, one
+after another, for which the figure is the prompt's tokens a second until the first text. TTFT is from the request's
+bytes to the first text, ITL between one text and the next. RSS and PSS are those of all its processes together, behind
+the loads.
 
 With --json every load is kept as soon as it is measured, and what the file has already is not measured again: a run
 that was cut goes on, and a long one may be made in parts (by contenders, loads or rounds). All that the file has is
@@ -46,6 +48,9 @@ from bench.machine import describe, markdown, spread
 ANSWER_S_MAX = 300.0
 # Each stream of a closed loop makes this many requests, and there are this many at least.
 REQUESTS_EACH, REQUESTS_MIN = 2, 4
+# Prompts of one length, and what is made behind each: more than one token, so that one of them has text.
+PROMPTS_READ, NEW_BEHIND_PROMPT = 6, 4
+LOADS = ("at once", "a second", "of a prompt")
 FIGURES = ("tokens_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
 _TEXT = re.compile(rb'"text": ?"(?!")')
 
@@ -67,6 +72,7 @@ def main(options: argparse.Namespace, model: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut"))
     kept = Kept(options.json, f"{Path(model).name}, {describe().rpartition(', ')[0]}")
     loads = [f"{streams} at once" for streams in options.batches] + [f"{rate:g} a second" for rate in options.rates]
+    loads += [f"{tokens} of a prompt" for tokens in options.prompts]
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as scratch:
         for number in range(options.rounds):
             turn = number % len(options.contenders)
@@ -129,8 +135,8 @@ def measure(
 ) -> None:
     """Adds to `shown` what the contender shows under `loads`, and has each kept at once."""
 
-    def drawn(count: int, of: int) -> list[list[int]]:
-        return prompts(count, PROMPT_TOKENS, options.ids_max, seed * 1000 + of)
+    def drawn(count: int, of: int, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
+        return prompts(count, tokens, options.ids_max, seed * 1000 + of)
 
     asyncio.run(_closed_loop(contender, 2, drawn(2, -1)))  # a warm-up
     for load in loads:
@@ -139,6 +145,8 @@ def measure(
             streams = int(size)
             asked = drawn(max(REQUESTS_EACH * streams, REQUESTS_MIN), streams)
             done = asyncio.run(_closed_loop(contender, streams, asked))
+        elif kind == "of a prompt":
+            done = asyncio.run(_read(contender, int(size), drawn(PROMPTS_READ, int(size), int(size))))
         else:
             asked = drawn(options.arrivals, 999)
             done = asyncio.run(_poisson(contender, float(size), asked, random.Random(seed)))
@@ -150,8 +158,8 @@ def measure(
 class _Request(asyncio.Protocol):
     """One streamed completion."""
 
-    def __init__(self, contender: Contender, prompt: list[int]) -> None:
-        self._body = json.dumps(contender.body(prompt)).encode()
+    def __init__(self, contender: Contender, prompt: list[int], new: int) -> None:
+        self._body = json.dumps({**contender.body(prompt), "max_tokens": new}).encode()
         self._last = contender.last
         self._tail = b""
         self.asked = 0.0
@@ -186,8 +194,9 @@ class _Request(asyncio.Protocol):
             self.over.set_exception(SystemExit(f"an answer was not complete: {self.heard[-500:]!r}"))
 
 
-async def _ask(of: Contender, prompt: list[int]) -> _Request:
-    _, request = await asyncio.get_running_loop().create_connection(lambda: _Request(of, prompt), "127.0.0.1", of.port)
+async def _ask(of: Contender, prompt: list[int], new: int = NEW_TOKENS) -> _Request:
+    loop = asyncio.get_running_loop()
+    _, request = await loop.create_connection(lambda: _Request(of, prompt, new), "127.0.0.1", of.port)
     await asyncio.wait_for(request.over, ANSWER_S_MAX)
     return request
 
@@ -201,6 +210,12 @@ async def _closed_loop(of: Contender, streams: int, left: list[list[int]]) -> Lo
 
     await asyncio.gather(*(stream() for _ in range(streams)))
     return _load(done)
+
+
+async def _read(of: Contender, tokens: int, each: list[list[int]]) -> Load:
+    load = _load([await _ask(of, prompt, NEW_BEHIND_PROMPT) for prompt in each])
+    load.tokens_s = tokens * 1000 / statistics.median(load.ttft_ms)
+    return load
 
 
 async def _poisson(of: Contender, rate: float, each: list[list[int]], draw: random.Random) -> Load:
@@ -261,7 +276,7 @@ def table(rounds: dict[str, list[Shown]]) -> str:
     head = ["load", "", "rounds", "tokens a second", "TTFT p50 ms", "TTFT p99", "ITL p50 ms", "ITL p99", "RSS, PSS MiB"]
     rows = []
     shown = [each for found in rounds.values() for each in found]
-    for load in dict.fromkeys(key for each in shown for key in each if key.endswith(("at once", "a second"))):
+    for load in dict.fromkeys(key for each in shown for key in each if key.endswith(LOADS)):
         for name, found in rounds.items():
             having = [each for each in found if load in each]
             if having:

@@ -71,7 +71,7 @@ def test_a_spread_is_the_median_and_both_ends() -> None:
 
 
 def test_a_race_of_servers_goes_on_where_it_was_cut(tmp_path: Path) -> None:
-    """A closed loop and random arrivals are measured; a load that the file has is not, and is printed with them."""
+    """Each kind of load is measured; one that the file has is not, and is printed with them."""
     model = save(small_model("llama", max_position_embeddings=2048, vocab_size=512), tmp_path / "model")
     kept = tmp_path / "figures.json"
     before = {**dict.fromkeys(over_http.FIGURES, 77_777.0), "itl_p99_ms": 88_888.0}
@@ -81,12 +81,13 @@ def test_a_race_of_servers_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     done = run(
         *("--http", "--model", str(model), "--rounds", "1", "--contenders", "sluice:float32", "--ids-max", "500"),
         *("--json", str(kept), "--batches", "5", "2", "--rates", "20", "--arrivals", "3"),
+        *("--prompts", "40"),
     )
     assert done.returncode == 0, done.stderr
     (shown,) = json.loads(kept.read_text())["rounds"]["sluice:float32"]
     assert shown["5 at once"] == before
     assert "88,888" in done.stdout
-    for load in (shown["2 at once"], shown["20 a second"]):
+    for load in (shown["2 at once"], shown["20 a second"], shown["40 of a prompt"]):
         assert load["tokens_s"] > 0
         assert 0 < load["ttft_p50_ms"] <= load["ttft_p99_ms"]
         assert load["itl_p50_ms"] <= load["itl_p99_ms"]
@@ -99,17 +100,18 @@ def test_every_load_is_kept_before_the_next_begins(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(over_http, "_closed_loop", measured)
     monkeypatch.setattr(over_http, "_poisson", measured)
+    monkeypatch.setattr(over_http, "_read", measured)
     shown: over_http.Shown = {}
     written: list[set[str]] = []
     over_http.measure(
         http_servers.Contender(os.getpid(), 0, lambda ids: {}, b""),
-        ["1 at once", "8 at once", "0.5 a second"],
+        ["1 at once", "8 at once", "0.5 a second", "64 of a prompt"],
         argparse.Namespace(ids_max=1000, arrivals=2),
         0,
         shown,
         lambda: written.append(set(shown) - {"rss_mib", "pss_mib"}),
     )
-    assert [len(each) for each in written] == [1, 2, 3]
+    assert [len(each) for each in written] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("held", ['{"of": "another, CPU", "rounds": {}}', '{"rounds": {}}', "[]", "half of"])
