@@ -7,6 +7,7 @@ import sys
 
 BENCHMARKS = {
     "engine": "ours beside transformers and llama.cpp on the same weights: decode, prefill, memory",
+    "first_token": "what the server adds to the first token of an answer, while others stream",
     "gateway": "what authentication, limits and balancing cost a request",
     "kernels": "CUDA kernels and a decode step on a GPU, as fractions of what the card can do",
     "peers": "our server beside other servers: CPU time for each token, as ratios to a C writer",
