@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import settings
 # How long an example takes says more about the machine than about the code; a failure is replayed by its blob.
 settings.register_profile("sluice", deadline=None, print_blob=True)
 settings.load_profile("sluice")
+
+# A script's background job ignores SIGINT, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
