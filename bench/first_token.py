@@ -10,7 +10,6 @@ checking, tokenising, the event and its write. The client reads the others' stre
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import selectors
 import socket
@@ -21,7 +20,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from bench import processes
-from bench.machine import describe, markdown
+from bench.machine import describe, markdown, quantile
+from bench.readers import posted
 from engine.wire import FrameReader, Sampling, Step, Submit, encode
 
 PACE_MS = 20
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _told(times_ms: list[float]) -> str:
     ordered = sorted(times_ms)
-    return f"{statistics.median(ordered):.2f} ({ordered[round(0.99 * (len(ordered) - 1))]:.2f})"
+    return f"{statistics.median(ordered):.2f} ({quantile(ordered, 0.99):.2f})"
 
 
 def measure(streams: int, requests: int) -> tuple[list[float], list[float]]:
@@ -87,9 +87,7 @@ def _script() -> dict[str, Any]:
 
 
 def _request(prompt: str, most: int) -> bytes:
-    body = json.dumps({"messages": [{"role": "user", "content": prompt}], "stream": True, "max_tokens": most}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}Content-Type: application/json\r\n\r\n".encode() + body
+    return posted({"messages": [{"role": "user", "content": prompt}], "stream": True, "max_tokens": most})
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from bench.machine import quantile
 from bench.plots import SHARES
 from bench.processes import CLIENT_CORE, Ours, cpu_s, resident_bytes
 from bench.readers import Failed, Seen, Tally, Wire
@@ -178,10 +179,10 @@ class Load:
         first = sorted(seen.ttft_s * 1000 for seen in self.seen)
         gaps = sorted(gap * 1000 for seen in self.seen for gap in seen.gaps_s)
         return Figures(
-            ttft_p50_ms=_quantile(first, 0.5),
-            ttft_p99_ms=_quantile(first, 0.99),
-            itl_p50_ms=_quantile(gaps, 0.5),
-            itl_p99_ms=_quantile(gaps, 0.99),
+            ttft_p50_ms=quantile(first, 0.5),
+            ttft_p99_ms=quantile(first, 0.99),
+            itl_p50_ms=quantile(gaps, 0.5),
+            itl_p99_ms=quantile(gaps, 0.99),
             bytes_from=self._bytes_from / all_tokens,
             bytes_to=self._bytes_to / all_tokens,
             requests=sum(seen.requests for seen in self.seen) / len(self.seen),
@@ -190,10 +191,6 @@ class Load:
             cpu_whole_us=whole,
             memory_kib=(self._memory_after - self._memory_before) / 1024 / len(self.seen),
             client_busy=self._client_cpu / (self._ended - self._began),
-            ttft_at_ms=[round(_quantile(first, share), 3) for share in SHARES],
-            itl_at_ms=[round(_quantile(gaps, share), 3) for share in SHARES],
+            ttft_at_ms=[round(quantile(first, share), 3) for share in SHARES],
+            itl_at_ms=[round(quantile(gaps, share), 3) for share in SHARES],
         )
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    return ordered[round(share * (len(ordered) - 1))]

@@ -28,6 +28,11 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
     return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value that this share of them, from least to most, doesn't exceed."""
+    return ordered[round(share * (len(ordered) - 1))]
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table, its columns aligned so that it reads well in a terminal too."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]

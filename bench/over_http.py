@@ -43,7 +43,7 @@ from typing import Any
 
 from bench.contenders import NEW_TOKENS, PROMPT_TOKENS, prompts
 from bench.http_servers import Contender, serving
-from bench.machine import describe, markdown, spread
+from bench.machine import describe, markdown, quantile, spread
 
 ANSWER_S_MAX = 300.0
 # Each stream of a closed loop makes this many requests, and there are this many at least.
@@ -262,12 +262,8 @@ def memory_mib(pid: int) -> tuple[float, float]:
     return sizes["Rss"], sizes["Pss"]
 
 
-def _quantile(ordered: list[float], share: float) -> float:
-    return ordered[round(share * (len(ordered) - 1))]
-
-
 def _figures(load: Load) -> dict[str, float]:
-    times = [_quantile(each, share) for each in (load.ttft_ms, load.itl_ms) for share in (0.5, 0.99)]
+    times = [quantile(each, share) for each in (load.ttft_ms, load.itl_ms) for share in (0.5, 0.99)]
     return dict(zip(FIGURES, (load.tokens_s, *times), strict=True))
 
 

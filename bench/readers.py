@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -98,16 +98,25 @@ class _Counter:
         return whole.count(self._mark)
 
 
-def _body(tokens: int, **fields: object) -> bytes:
+JSON_FIELDS = ("Host: localhost", "Content-Type: application/json")
+
+
+def posted(
+    body: Mapping[str, object], path: str = "/v1/chat/completions", fields: Sequence[str] = JSON_FIELDS
+) -> bytes:
+    """A request of JSON, over HTTP/1.1."""
+    data = _json(body)
+    head = "\r\n".join([f"POST {path} HTTP/1.1", *fields, f"Content-Length: {len(data)}", "", ""])
+    return head.encode() + data
+
+
+def _json(body: Mapping[str, object]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _chat(tokens: int, **fields: object) -> dict[str, object]:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    return json.dumps({"messages": messages, "max_tokens": tokens, **fields}, separators=(",", ":")).encode()
-
-
-def post(tokens: int, accept: str) -> bytes:
-    """The request of a streamed chat completion."""
-    body = _body(tokens, stream=True)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n"
-    return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return {"messages": messages, "max_tokens": tokens, **fields}
 
 
 class Wire:
@@ -154,7 +163,7 @@ class Http1(Wire):
     def ask(self) -> bytes:
         """See Wire."""
         self._seen.requests += 1
-        return post(self.tokens, self.accept)
+        return posted(_chat(self.tokens, stream=True), fields=(*JSON_FIELDS, f"Accept: {self.accept}"))
 
     def feed(self, data: bytes, now: float) -> bytes:
         """See Wire."""
@@ -265,7 +274,7 @@ class WebSocket(Wire):
     def ask(self) -> bytes:
         """See Wire."""
         self._seen.requests += 1
-        return _client_frame(0x81, _body(self.tokens, type="generate", id="a"))
+        return _client_frame(0x81, _json(_chat(self.tokens, type="generate", id="a")))
 
     def feed(self, data: bytes, now: float) -> bytes:
         """See Wire."""
@@ -349,7 +358,7 @@ class Http2(Wire):
 
     def ask(self) -> bytes:
         """See Wire."""
-        body = _body(self.tokens, stream=True)
+        body = _json(_chat(self.tokens, stream=True))
         fields = {
             ":method": "POST",
             ":path": "/v1/chat/completions",

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 import uvloop
 
 from bench.gateway import Engine, Server
 from bench.machine import describe, markdown
+from bench.readers import posted
 from engine.synthetic import CONTEXT_TOKENS_MAX, WORD_BASE, SyntheticRunner
 from engine.wire import WIRE_VERSION, Admitted, End, Gauges, Hello, Step, Submit
 from server import garbage
@@ -179,21 +179,14 @@ def requests() -> dict[str, bytes]:
     body = {"model": "bench", "messages": messages, "max_tokens": 1000}
     target = "/v1/generate?prompt=What+is+the+capital+of+France%3F&max_tokens=1000"
     return {
-        "chat": post("/v1/chat/completions", FIELDS, {**body, "stream": True}),
-        "chat, OpenAI's SDK": post("/v1/chat/completions", SDK_FIELDS, {**body, "stream": True}),
-        "chat, each head new": post("/v1/chat/completions", TRACED_FIELDS, {**body, "stream": True}),
-        "chat, in one piece": post("/v1/chat/completions", FIELDS, body),
+        "chat": posted({**body, "stream": True}, fields=FIELDS),
+        "chat, OpenAI's SDK": posted({**body, "stream": True}, fields=SDK_FIELDS),
+        "chat, each head new": posted({**body, "stream": True}, fields=TRACED_FIELDS),
+        "chat, in one piece": posted(body, fields=FIELDS),
         "generate": f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode(),
-        "messages": post("/v1/messages", FIELDS, {**body, "stream": True}),
-        "responses": post("/v1/responses", FIELDS, {"input": "What is the capital?", "stream": True, "store": False}),
+        "messages": posted({**body, "stream": True}, "/v1/messages", FIELDS),
+        "responses": posted({"input": "What is the capital?", "stream": True, "store": False}, "/v1/responses", FIELDS),
     }
-
-
-def post(path: str, fields: tuple[str, ...], body: dict[str, Any]) -> bytes:
-    """A request of JSON."""
-    data = json.dumps(body).encode()
-    head = "\r\n".join([f"POST {path} HTTP/1.1", *fields, f"Content-Length: {len(data)}", "", ""])
-    return head.encode() + data
 
 
 async def measure(rounds: int, names: list[str], log: TextIO) -> dict[str, Cost]:

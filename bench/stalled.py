@@ -15,7 +15,6 @@ what waits in the transport's own buffer above the socket is shown beside it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import selectors
 import socket
@@ -29,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from bench.machine import REPOSITORY, describe, spread
 from bench.processes import ready_line, resident_bytes, started
-from bench.readers import H2_STREAMS, WINDOW_MAX, Http2, Seen, Tally
+from bench.readers import H2_STREAMS, WINDOW_MAX, Http2, Seen, Tally, posted
 
 STEP_MS = 20
 # A client that stalls has a small receive buffer, as a phone's would be full: the kernel holds twice this.
@@ -102,9 +101,7 @@ def _ask(port: int, content: str, *, receive_buffer: int | None = None) -> socke
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     sock.connect(("127.0.0.1", port))
     messages = [{"role": "user", "content": content}]
-    body = json.dumps({"messages": messages, "stream": True, "max_tokens": TOKENS}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-    sock.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+    sock.sendall(posted({"messages": messages, "stream": True, "max_tokens": TOKENS}))
     return sock
 
 

@@ -11,7 +11,6 @@
 #include <Python.h>
 #include <structmember.h>
 
-#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
