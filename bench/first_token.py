@@ -1,49 +1,74 @@
 """`python -m bench first_token`: what the server adds to the first token of an answer, while others stream.
 
-N - 1 streams run, each with a token every 20 ms at times of its own. Beside them one more is asked for, again and
-again, of an engine that makes its first token as soon as it hears of it: over HTTP, as a chat completion on a
-connection that is open, from the request's bytes to the first text; and, by turns with that, from the same engine over
-its own wire, from the message to the step that has the token. What HTTP takes longer is the server's: reading,
-checking, tokenising, the event and its write. The client reads the others' streams between two that it times.
+The bench is the client and the engine in one, so that its clock sees both of the server's sides: from a request's
+bytes to the order that the engine gets (`in`), and from the step that has the first token to the text at the client
+(`out`). The sum is what the server adds to what the engine takes. As an engine with a batch does, it makes one step for
+all every 20 ms: N - 1 streams run, and the first token of one more comes with theirs, behind them.
+
+Beside it, as what this machine takes for the wakes of a process alone: a relay in the server's place, which passes a
+request and a step on as they come.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import selectors
 import socket
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from pathlib import Path
 
 from bench import processes
-from bench.machine import describe, markdown, quantile
+from bench.machine import REPOSITORY, describe, markdown, quantile
 from bench.readers import posted
-from engine.wire import FrameReader, Sampling, Step, Submit, encode
+from engine.synthetic import CONTEXT_TOKENS_MAX, WORD_BASE, SyntheticRunner
+from engine.wire import WIRE_VERSION, Admitted, Cancel, End, FrameReader, Gauges, Hello, Step, Submit, ToEngine, encode
 
-PACE_MS = 20
-GAP_MS = (2.0, 8.0)  # between two that are asked for
-SETTLE_S = 1.0
+PACE_S = 0.020
 RUNNING_TOKENS = 100_000
 READ_BYTES = 64 * 1024
 DEADLINE_S = 10.0
 GOAL_MS = 0.3
+WARM_UP = 10  # requests that are not counted
+FIELDS = ("Host: localhost", "Accept: text/event-stream", "Content-Type: application/json")
+
+_RELAY = """
+import asyncio, sys, uvloop
+class End(asyncio.Protocol):
+    other = None
+    def connection_made(self, transport):
+        self.transport = transport
+        transport.set_write_buffer_limits(high=0)
+    def data_received(self, data):
+        self.other.transport.write(data)
+async def main(path):
+    loop = asyncio.get_running_loop()
+    client, engine = End(), End()
+    client.other, engine.other = engine, client
+    await loop.create_unix_connection(lambda: engine, path)
+    server = await loop.create_server(lambda: client, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.sleep(3600)
+uvloop.run(main(sys.argv[1]))
+"""
 
 
 def main(argv: list[str]) -> int:
     """The exit code."""
     options = _parser().parse_args(argv)
-    rows = []
-    for streams in options.streams:
-        server_ms, wire_ms = measure(streams, options.requests)
-        added = statistics.median(server_ms) - statistics.median(wire_ms)
-        rows.append([f"{streams:,}", _told(server_ms), _told(wire_ms), f"{added:.2f}"])
+    measured = [("a relay", measure_relay(options.requests))]
+    measured += [(f"{streams:,}", measure(streams, options.requests)) for streams in options.streams]
+    rows = [[who, *_told(*times)] for who, times in measured]
     print(describe())
-    print(f"{options.requests} requests each; the goal at 64 streams is {GOAL_MS} ms\n")
-    print(markdown(["streams", "HTTP, p50 (p99) ms", "the engine's wire, p50 (p99) ms", "added, ms"], rows))
+    print(f"{options.requests} requests each, p50 (p99) in ms; the goal at 64 streams is {GOAL_MS}\n")
+    print(markdown(["streams", "in", "out", "both"], rows))
     return 0
 
 
@@ -56,82 +81,156 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _told(times_ms: list[float]) -> str:
-    ordered = sorted(times_ms)
-    return f"{statistics.median(ordered):.2f} ({quantile(ordered, 0.99):.2f})"
-
-
-def measure(streams: int, requests: int) -> tuple[list[float], list[float]]:
-    """Times to a first token in ms: over HTTP and over the engine's wire."""
-    with ExitStack() as stack:
-        attached = stack.enter_context(processes.engine(0, _script()))
-        port = stack.enter_context(processes.server(attached)).port
-        crowd = stack.enter_context(_crowd(port, streams - 1))
-        ask = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        wire = stack.enter_context(socket.socket(socket.AF_UNIX))
-        wire.connect(attached[0].removeprefix("unix:"))
-        reader, draw = FrameReader(engine_side=False), random.Random(0)
-        over_http: list[float] = []
-        over_wire: list[float] = []
-        for number in range(requests):
-            crowd(draw.uniform(*GAP_MS) / 1000)
-            over_http.append(_time_http(ask))
-            crowd(draw.uniform(*GAP_MS) / 1000)
-            over_wire.append(_time_wire(wire, reader, number + 1))
-    return over_http, over_wire
-
-
-def _script() -> dict[str, Any]:
-    paced = [item for _ in range(1000) for item in ({"pause_ms": PACE_MS}, " on")]
-    return {"scripts": [{"match": "run", "tokens": paced}, {"match": "now", "tokens": [" here"]}]}
+def _told(inward_s: list[float], outward_s: list[float]) -> list[str]:
+    both = [sum(pair) for pair in zip(inward_s, outward_s, strict=True)]
+    columns = ([each * 1000 for each in sorted(times)] for times in (inward_s, outward_s, both))
+    return [f"{statistics.median(ms):.2f} ({quantile(ms, 0.99):.2f})" for ms in columns]
 
 
 def _request(prompt: str, most: int) -> bytes:
-    return posted({"messages": [{"role": "user", "content": prompt}], "stream": True, "max_tokens": most})
+    return posted(
+        {"messages": [{"role": "user", "content": prompt}], "stream": True, "max_tokens": most}, fields=FIELDS
+    )
 
 
 @contextmanager
-def _crowd(port: int, count: int) -> Iterator[Callable[[float], None]]:
-    """So many streams that run; what is given reads them for so many seconds."""
-    draw = random.Random(count)
-    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+def _listening() -> Iterator[tuple[socket.socket, str]]:
+    """Where an engine is attached to."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = str(Path(folder) / "engine.sock")
+        listener.bind(path)
+        listener.listen()
+        listener.settimeout(DEADLINE_S)
+        yield listener, path
 
-        def read(seconds: float) -> None:
-            end = time.perf_counter() + seconds
-            while (left := end - time.perf_counter()) > 0:
-                for key, _ in selector.select(left):
-                    assert key.fileobj.recv(READ_BYTES), "a stream ended"  # type: ignore[union-attr]
 
-        for _ in range(count):
+def _greet(listener: socket.socket) -> socket.socket:
+    """The server's connection, on which it was told what is served."""
+    runner = SyntheticRunner()
+    spec, size, ends = runner.tokenizer, runner.vocab_size, runner.eos_ids
+    hello = Hello(WIRE_VERSION, "bench", "bench", spec, "", size, ends, CONTEXT_TOKENS_MAX, 10**7, 10**4)
+    sock, _ = listener.accept()
+    sock.sendall(encode(hello))
+    return sock
+
+
+class _Engine:
+    """The engine's side of the wire."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._reader = FrameReader(engine_side=True)
+        self._pending: list[ToEngine] = []
+        self._running: list[int] = []
+        self._made = 0
+        sock.settimeout(DEADLINE_S)
+
+    def hear(self) -> tuple[int, float]:
+        """The next order of a new sequence, and when it came."""
+        while True:
+            data = self._socket.recv(READ_BYTES)
+            now = time.perf_counter()
+            for message in self._reader.feed(data):
+                if isinstance(message, Submit):
+                    return message.id, now
+                assert not isinstance(message, Cancel), "a stream was given up"
+
+    def run(self, id_: int) -> None:
+        """From now on it gets a token in each step."""
+        self._running.append(id_)
+
+    def step(self, new: int = 0) -> float:
+        """A token for all that run and for the new one, if there is one; when it left."""
+        ids = [*self._running, new] if new else self._running
+        self._made += 1
+        token = WORD_BASE + self._made % 1000
+        admitted = [Admitted(new, 0)] if new else []
+        message = encode(Step(ids, [token] * len(ids), admitted, [], [], Gauges(running=len(ids))))
+        began = time.perf_counter()
+        self._socket.sendall(message)
+        return began
+
+    def end(self, id_: int) -> None:
+        """The new one's end."""
+        self._socket.sendall(encode(Step([], [], [], [End(id_, "length")], [], Gauges())))
+
+
+def measure(streams: int, requests: int) -> tuple[list[float], list[float]]:
+    """Seconds that the server takes inward and outward, for each request."""
+    with ExitStack() as stack:
+        listener, path = stack.enter_context(_listening())
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        greeted = pool.submit(_greet, listener)  # while the server waits for its engine
+        port = stack.enter_context(processes.server((f"unix:{path}", os.getpid()))).port
+        engine = _Engine(stack.enter_context(greeted.result()))
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for _ in range(streams - 1):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             sock.sendall(_request("run", RUNNING_TOKENS))
+            engine.run(engine.hear()[0])
             selector.register(sock, selectors.EVENT_READ)
-            read(draw.uniform(0, PACE_MS) / 1000)  # so that they are due at times of their own
-        read(SETTLE_S)
-        yield read
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        client.settimeout(DEADLINE_S)
+        draw = random.Random(0)
+        inward, outward = [], []
+        for _ in range(WARM_UP + requests):
+            into, out = _ask(client, engine, selector, draw)
+            inward.append(into)
+            outward.append(out)
+    return inward[WARM_UP:], outward[WARM_UP:]
 
 
-def _time_http(sock: socket.socket) -> float:
-    """To the first text; then the rest of the answer is read."""
-    sock.settimeout(DEADLINE_S)
-    request = _request("now", 1)
-    began = time.perf_counter()
-    sock.sendall(request)
-    answer, first = b"", 0.0
+def _ask(
+    client: socket.socket, engine: _Engine, selector: selectors.BaseSelector, draw: random.Random
+) -> tuple[float, float]:
+    """One request, at some moment between two steps; its first token comes with the second."""
+    engine.step()
+    next_step = time.perf_counter() + PACE_S
+    _read(selector, time.perf_counter() + draw.uniform(PACE_S / 4, PACE_S * 3 / 4))
+    request = _request("now", 2)
+    asked = time.perf_counter()
+    client.sendall(request)
+    id_, heard = engine.hear()
+    _read(selector, next_step)
+    began = engine.step(new=id_)
+    answer = b""
+    while b'"content":" ' not in answer:
+        answer += client.recv(READ_BYTES)
+    came = time.perf_counter()
+    engine.end(id_)
     while not answer.endswith(b"0\r\n\r\n"):
-        answer += sock.recv(READ_BYTES)
-        if not first and b'"content":" here"' in answer:
-            first = time.perf_counter()
-    assert first, answer
-    return (first - began) * 1000
+        answer += client.recv(READ_BYTES)
+    _read(selector, began + PACE_S)
+    return heard - asked, came - began
 
 
-def _time_wire(sock: socket.socket, reader: FrameReader, number: int) -> float:
-    sock.settimeout(DEADLINE_S)
-    message = encode(Submit(number, list(b"now"), Sampling(max_tokens=1), credit=1))
-    began = time.perf_counter()
-    sock.sendall(message)
-    while True:
-        for step in reader.feed(sock.recv(READ_BYTES)):
-            if isinstance(step, Step) and number in step.ids:
-                return (time.perf_counter() - began) * 1000
+def _read(selector: selectors.BaseSelector, until: float) -> None:
+    """What comes for those who stream, up to a time."""
+    while (left := until - time.perf_counter()) > 0:
+        for key, _ in selector.select(left):
+            assert key.fileobj.recv(READ_BYTES), "a stream ended"  # type: ignore[union-attr]
+
+
+def measure_relay(requests: int) -> tuple[list[float], list[float]]:
+    """As `measure`, of a process that only passes on what comes."""
+    with ExitStack() as stack:
+        listener, path = stack.enter_context(_listening())
+        command = [*processes.on_core(processes.SERVER_CORE), sys.executable, "-c", _RELAY, path]
+        process = stack.enter_context(processes.started(command, REPOSITORY))
+        engine = stack.enter_context(listener.accept()[0])
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", int(processes.ready_line(process)))))
+        draw = random.Random(0)
+        passed = [_pass(client, engine, draw) for _ in range(WARM_UP + requests)][WARM_UP:]
+    return [into for into, _ in passed], [out for _, out in passed]
+
+
+def _pass(client: socket.socket, engine: socket.socket, draw: random.Random) -> tuple[float, float]:
+    """A request's bytes one way and a step's the other."""
+    times = []
+    for sender, receiver in ((client, engine), (engine, client)):
+        time.sleep(draw.uniform(PACE_S / 4, PACE_S * 3 / 4))
+        began = time.perf_counter()
+        sender.sendall(bytes(200))
+        receiver.recv(READ_BYTES)
+        times.append(time.perf_counter() - began)
+    return times[0], times[1]

@@ -1,7 +1,8 @@
 """The server's end of the wire: an asyncio protocol that speaks to one engine.
 
 What the server tells the engine while it handles a step or a client's bytes leaves together at the end of the loop's
-turn: one write, and one Credit message for all the streams that earned some.
+turn: one write, and one Credit message for all the streams that earned some. Only a turn's first new sequence leaves at
+once: the engine begins it while its answer is still being opened here.
 
 An engine may be faster than its server. What it sent waits here then, in its socket, and at last for credit: between
 two long steps the loop has a turn for everything else, so that whoever connects or cancels is heard.
@@ -50,7 +51,10 @@ class EngineClient(asyncio.Protocol):
 
     def submit(self, message: Submit) -> None:
         """Start a sequence."""
+        first = not self._flushing
         self._send(encode(message))
+        if first:
+            self._write()
 
     def credit(self, sequence_id: int, total: int) -> None:
         """Let a sequence reach `total` generated tokens."""
@@ -76,6 +80,7 @@ class EngineClient(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is connected."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        self._transport.set_write_buffer_limits(high=0)  # or uvloop writes at the end of the turn only
         if self._secret:
             self._transport.write(self._secret)
 
@@ -151,7 +156,9 @@ class EngineClient(asyncio.Protocol):
         if self._totals:
             self._outgoing.append(encode(Credit(list(self._totals.items()))))
             self._totals = {}
-        data = b"".join(self._outgoing)
+        self._write()
+
+    def _write(self) -> None:
+        if self._outgoing and self._transport is not None:
+            self._transport.write(b"".join(self._outgoing))
         self._outgoing.clear()
-        if self._transport is not None:
-            self._transport.write(data)

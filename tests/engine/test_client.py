@@ -29,6 +29,9 @@ class Transport(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.writes.append(bytes(data))
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
     def abort(self) -> None:
         self.aborted = True
 
@@ -89,15 +92,28 @@ def submit(id_: int) -> Submit:
 @in_loop
 async def test_what_one_turn_says_leaves_in_one_write_with_one_credit_message() -> None:
     rig = Rig()
-    rig.client.submit(submit(1))
     rig.client.credit(1, 5)
     rig.client.credit(2, 7)
-    rig.client.cancel([3])
+    rig.client.submit(submit(3))
+    rig.client.cancel([4])
     rig.client.credit(1, 9)
     assert rig.transport.writes == []
     await turn()
     assert len(rig.transport.writes) == 1
-    assert rig.transport.messages == [submit(1), Cancel([3]), Credit([(1, 9), (2, 7)])]
+    assert rig.transport.messages == [submit(3), Cancel([4]), Credit([(1, 9), (2, 7)])]
+
+
+@in_loop
+async def test_the_first_new_sequence_of_a_turn_leaves_at_once_and_the_others_together() -> None:
+    rig = Rig()
+    for id_ in (1, 2, 3):
+        rig.client.submit(submit(id_))
+    assert rig.transport.writes == [encode(submit(1))]
+    await turn()
+    assert rig.transport.writes == [encode(submit(1)), encode(submit(2)) + encode(submit(3))]
+    await turn()
+    rig.client.submit(submit(4))
+    assert len(rig.transport.writes) == 3
 
 
 @in_loop
@@ -161,10 +177,11 @@ def test_an_engine_that_speaks_otherwise_is_lost_with_the_reason(data: bytes, re
 @in_loop
 async def test_a_closed_connection_is_lost_once_and_later_words_go_nowhere() -> None:
     rig = Rig()
-    rig.client.submit(submit(1))
+    rig.client.credit(1, 2)
     rig.client.connection_lost(None)
     await turn()
-    rig.client.credit(1, 2)
+    rig.client.submit(submit(2))
+    rig.client.credit(1, 3)
     await turn()
     rig.client.close()
     assert rig.lost == ["the engine closed the connection"]
