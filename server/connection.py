@@ -401,7 +401,7 @@ class Connection(asyncio.Protocol):
             channel.probe()
         reader.pump()
         channel.flush()
-        reader.outlet = self._outlet(CHUNK if frame is chunk else BARE, answer.framing.pieces())
+        reader.send_by(self._outlet(CHUNK if frame is chunk else BARE, answer.framing.pieces()))
 
     def _outlet(self, envelope: int, pieces: Pieces | None) -> Outlet | None:
         """A token's shortest way to the socket, if there is one."""

@@ -64,6 +64,11 @@ class Log:
         """Position of the oldest event held."""
         return self._offset + self._dropped
 
+    @property
+    def touched(self) -> tuple[object, ...]:
+        """What `append` touches."""
+        return self, self._events
+
     def append(self, event: Event) -> None:
         """Add an event at `end`."""
         growth = event.size

@@ -21,16 +21,21 @@ enum { BARE, CHUNK, FRAME, ENVELOPES };
 #define ROOM 4096      /* of one event with its envelope: a token's is a few hundred bytes */
 #define ENVELOPE_MAX 8 /* in front: a size of up to four hexadecimal digits and CR LF; or a frame's header */
 #define DIGITS_MAX 20
+#define LINE 64        /* bytes of the processor's caches: what is asked for at a time */
+#define TOUCHED_MAX 20 /* lines of other objects */
+#define BLOCK_MAX 32   /* outlets of one call of prefetch */
 #define FRAME_SHORT 126 /* RFC 6455 5.2: a longer payload has its length in two more bytes */
 
 typedef struct {
   PyObject_VAR_HEAD
   PyObject *write; /* the transport's */
   double sent_at;
-  int fd, envelope, pieces;
+  int fd, envelope, pieces, lines;
+  const char *touched[TOUCHED_MAX]; /* where they begin; only ever asked for, so the objects may be gone */
   int lengths[PIECES_MAX]; /* of the bytes; or a mark, as -1 - mark */
   char bytes[];
 } Outlet;
+static PyTypeObject *outlet_type;
 
 static char *put_digits(char *to, size_t number) {
   char digits[DIGITS_MAX], *at = digits + DIGITS_MAX;
@@ -119,6 +124,48 @@ static PyObject *outlet_send(PyObject *object, PyObject *const *arguments, Py_ss
   Py_RETURN_TRUE;
 }
 
+/* The lines of an object that it may touch: all of those that its type always has. */
+static PyObject *outlet_touches(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+  Outlet *self = (Outlet *)object;
+  self->lines = 0;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *known = PyObject_GetAttrString((PyObject *)Py_TYPE(arguments[i]), "__basicsize__");
+    if (known == NULL) return NULL;
+    Py_ssize_t size = PyLong_AsSsize_t(known);
+    Py_DECREF(known);
+    if (size == -1 && PyErr_Occurred()) return NULL;
+    for (Py_ssize_t at = 0; at < size + LINE - 1 && self->lines < TOUCHED_MAX; at += LINE)
+      self->touched[self->lines++] = (const char *)arguments[i] + (at < size ? at : size - 1);
+  }
+  Py_RETURN_NONE;
+}
+
+/* Memory answers many questions in the time of one. So for a few sequences together the outlets are asked for first,
+ * and then, when those are here, whatever they say that a token touches. */
+static PyObject *prefetch(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+  const Outlet *found[BLOCK_MAX];
+  int known = 0;
+  (void)module;
+  if (count != 2 || !PyDict_Check(arguments[0]) || !PyList_Check(arguments[1]))
+    return PyErr_Format(PyExc_TypeError, "prefetch takes a dict and a list"), NULL;
+  for (Py_ssize_t i = 0, size = PyList_Size(arguments[1]); i < size && known < BLOCK_MAX; i++) {
+    PyObject *outlet = PyDict_GetItemWithError(arguments[0], PyList_GetItem(arguments[1], i));
+    if (outlet == NULL) {
+      if (PyErr_Occurred()) return NULL;
+      continue;
+    }
+    for (size_t at = 0; at < offsetof(Outlet, bytes); at += LINE) __builtin_prefetch((const char *)outlet + at, 1);
+    found[known++] = (const Outlet *)outlet;
+  }
+  for (int i = 0; i < known; i++) {
+    const Outlet *outlet = found[i];
+    if (!Py_IS_TYPE((PyObject *)outlet, outlet_type)) continue;
+    for (Py_ssize_t at = 0; at < Py_SIZE((PyObject *)outlet); at += LINE) __builtin_prefetch(outlet->bytes + at);
+    for (int line = 0; line < outlet->lines; line++) __builtin_prefetch(outlet->touched[line], 1);
+  }
+  Py_RETURN_NONE;
+}
+
 /* Learn the pieces; with `to` also copy their bytes there. The number of bytes; -1 with an exception. */
 static Py_ssize_t learn(PyObject *pieces, Py_ssize_t count, int *lengths, char *to) {
   Py_ssize_t total = 0;
@@ -186,6 +233,13 @@ static void outlet_dealloc(PyObject *object) {
 static PyMethodDef methods[] = {
     {"send", (PyCFunction)(void (*)(void))outlet_send, METH_FASTCALL,
      "send(text, position) -> whether it is on its way; if not, nothing was sent, and it must go another way."},
+    {"touches", (PyCFunction)(void (*)(void))outlet_touches, METH_FASTCALL,
+     "touches(*objects): what a token that it sends touches beside it, for prefetch. No reference is kept."},
+    {0},
+};
+static PyMethodDef functions[] = {
+    {"prefetch", (PyCFunction)(void (*)(void))prefetch, METH_FASTCALL,
+     "prefetch(outlets, ids): have the memory that a token of each id touches brought into the processor's caches."},
     {0},
 };
 static PyMemberDef members[] = {
@@ -209,7 +263,7 @@ static PyType_Spec spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = slots,
 };
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_outlet", .m_size = -1};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_outlet", .m_size = -1, .m_methods = functions};
 
 PyMODINIT_FUNC PyInit__outlet(void) {
   PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
@@ -218,5 +272,6 @@ PyMODINIT_FUNC PyInit__outlet(void) {
     Py_XDECREF(type);
     return NULL;
   }
+  outlet_type = (PyTypeObject *)type;
   return made;
 }

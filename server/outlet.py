@@ -10,7 +10,8 @@ Linux, by a C compiler) everything goes that way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Protocol
 
 # A piece of an event is bytes, or one of these marks: the text as the inside of a JSON string, the event's position,
@@ -19,6 +20,9 @@ TEXT, POSITION, PLAIN_TEXT = range(3)
 Pieces = tuple[bytes | int, ...]
 # What goes around an event: nothing, a chunk of HTTP/1.1, a WebSocket's frame.
 BARE, CHUNK, FRAME = range(3)
+# Of so many sequences the memory is asked for together: with many, one wait is for all of them; with too many, the
+# first are out of the nearest cache again when their turn comes.
+BLOCK = 16
 
 
 class Outlet(Protocol):
@@ -30,20 +34,24 @@ class Outlet(Protocol):
         """Send the event of a JSON-escaped text. False: nothing was sent, and it must go the other way."""
         ...
 
+    def touches(self, *objects: object) -> None:
+        """What each token touches beside this, for `ahead`; no reference is kept."""
+        ...
+
 
 Make = Callable[[int, int, Pieces, Callable[[bytes], None]], Outlet]
+Prefetch = Callable[[dict[int, Outlet], list[int]], None]
 
 
-def _find() -> Make | None:
+def _find() -> tuple[Make, Prefetch] | tuple[None, None]:
     try:
-        from server._outlet import Outlet as Compiled  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        from server import _outlet  # type: ignore[attr-defined,unused-ignore]
     except ImportError:
-        return None
-    make: Make = Compiled
-    return make
+        return None, None
+    return _outlet.Outlet, _outlet.prefetch
 
 
-make: Make | None = _find()
+make, prefetch = _find()
 
 
 def outlet(transport: asyncio.Transport, envelope: int, pieces: Pieces | None) -> Outlet | None:
@@ -54,3 +62,16 @@ def outlet(transport: asyncio.Transport, envelope: int, pieces: Pieces | None) -
         return None
     transport.set_write_buffer_limits(high=0)
     return make(sock.fileno(), envelope, pieces, transport.write)
+
+
+def ahead(ids: list[int], outlets: dict[int, Outlet]) -> Iterable[int]:
+    """`ids`. Before each few of them, what their tokens will touch is asked for: with hundreds of streams none of it is
+    in the processor's caches, and each token would wait for one place after another."""
+    return ids if prefetch is None else chain.from_iterable(_blocks(ids, outlets, prefetch))
+
+
+def _blocks(ids: list[int], outlets: dict[int, Outlet], prefetch: Prefetch) -> Iterator[list[int]]:
+    for start in range(0, len(ids), BLOCK):
+        block = ids[start : start + BLOCK]
+        prefetch(outlets, block)
+        yield block

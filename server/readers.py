@@ -33,6 +33,7 @@ class Source(Protocol):
     def detach(self, reader: Reader) -> None: ...  # noqa: D102
     def renew(self) -> None: ...  # noqa: D102
     def finish(self, end: Outcome) -> None: ...  # noqa: D102
+    def leaves_by(self, outlet: Outlet, reader: Reader, gate: object) -> None: ...  # noqa: D102
 
 
 class Gate(Protocol):
@@ -81,6 +82,12 @@ class ClientReader:
         self.cursor = cursor
         self.burst_events = burst_events
         self.outlet: Outlet | None = None
+
+    def send_by(self, outlet: Outlet | None) -> None:
+        """Take the channel's shorter way for tokens from now on, if it has one."""
+        self.outlet = outlet
+        if outlet is not None:
+            self.stream.leaves_by(outlet, self, self.gate)
 
     def pump(self) -> None:
         """Write what is new, as far as the channel takes it."""

@@ -28,6 +28,7 @@ from server.tools.parser import ToolParser
 from server.tools.pieces import Piece, TextPiece, ToolArguments, ToolCallBegin
 
 if TYPE_CHECKING:
+    from server.outlet import Outlet
     from server.table import StreamTable
     from server.tracing import StreamTrace
 
@@ -392,6 +393,8 @@ class Stream:
         if reader not in self.readers:
             return
         self.readers.remove(reader)
+        for choice in self.choices:
+            self.table.outlets.pop(choice.sequence_id, None)
         self._find_sole()
         if self.readers:
             return
@@ -401,6 +404,12 @@ class Stream:
             self.table.hold(self)
         else:
             self._close_trace()
+
+    def leaves_by(self, outlet: Outlet, reader: Reader, gate: object) -> None:
+        """Tokens leave by `outlet` from now on: say what each of them touches."""
+        (choice,) = self.choices
+        outlet.touches(choice, choice.generated, self, *self.log.touched, reader, gate)
+        self.table.outlets[choice.sequence_id] = outlet
 
     def _find_sole(self) -> None:
         self._sole = self.readers[0] if len(self.readers) == 1 else None

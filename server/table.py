@@ -25,6 +25,7 @@ from server.expiry import Expiry
 from server.log import Total
 from server.metrics import Metrics
 from server.outcome import Outcome
+from server.outlet import Outlet, ahead
 from server.stream import Choice, Grammar, Stream
 from server.tools.formats import CallFormat
 
@@ -134,6 +135,7 @@ class StreamTable:
         self._finished = waits(limits.resume_ttl_s, self.forget)  # still readable
         self._with_slot: set[Stream] = set()
         self._choices: dict[int, Choice] = {}  # by sequence id
+        self.outlets: dict[int, Outlet] = {}  # by sequence id, of those whose tokens leave by one
         self._sequence_ids = count(1)
         self._queued = 0  # sequences that were not admitted yet
         self._stepped_at = -1.0  # when the latest step came
@@ -311,7 +313,7 @@ class StreamTable:
         unshown = {end.id for end in step.ends if end.by_token}
         choices, before = self._choices, self._stepped_at
         discarded = steady = 0
-        for sequence_id, token, logprob in zip(step.ids, step.tokens, logprobs, strict=True):
+        for sequence_id, token, logprob in zip(ahead(step.ids, self.outlets), step.tokens, logprobs, strict=True):
             choice = choices.get(sequence_id)
             if choice is None:
                 discarded += 1
@@ -382,6 +384,7 @@ class StreamTable:
 
     def _drop(self, choice: Choice) -> None:
         """The engine no longer has this sequence, or won't soon."""
+        self.outlets.pop(choice.sequence_id, None)
         if self._choices.pop(choice.sequence_id, None) is not None and not choice.admitted:
             self._count_queued(choice, -1)
 

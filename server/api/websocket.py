@@ -369,7 +369,7 @@ class Shown:
         self.gate = session.socket.gate
         self.write = session.socket.write
         self.reader = ClientReader(stream, framing, self, cursor)
-        self.reader.outlet = session.socket.outlet(framing.pieces())
+        self.reader.send_by(session.socket.outlet(framing.pieces()))
         self._session = session
 
     def finish(self) -> None:

@@ -13,7 +13,7 @@ from server.frontends.wire import WINDOW_BYTES, Closed, End, Leave, Opened, Take
 from server.http import WebSocketChannel
 from server.log import Event, Log
 from server.outcome import ERROR, STOP, Outcome
-from server.outlet import Pieces
+from server.outlet import Outlet, Pieces
 from server.stream import Reader
 
 _LENGTH = struct.Struct(">I")
@@ -45,6 +45,9 @@ class Relay:
         if self.outcome is None:
             self.outcome = Outcome(STOP)
             self._tell(Leave(self._number))
+
+    def leaves_by(self, outlet: Outlet, reader: Reader, gate: object) -> None:
+        """Nothing does: a piece may be of any kind."""
 
     def renew(self) -> None:
         """Everything was written: the owner learns it in halves of a window."""

@@ -25,7 +25,8 @@ POSITIONS = (0, 1, 9, 10, 2**64 - 1)
 
 def main(path: str) -> None:
     """Raises nothing, and prints nothing."""
-    make: Any = load_outlet(Path(path))
+    module: Any = load_outlet(Path(path))
+    make, prefetch = module.Outlet, module.prefetch
     draw = random.Random(1)
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least that there is
@@ -34,6 +35,10 @@ def main(path: str) -> None:
     for envelope, before, text in itertools.product(range(3), LENGTHS, LENGTHS):
         pieces = [os.urandom(before), *(draw.choice((0, 1, 2, os.urandom(draw.choice(LENGTHS)))) for _ in range(7))]
         outlet = make(ours.fileno(), envelope, tuple(pieces[: draw.randint(0, 8)]), rests.append)
+        outlet.touches(
+            *([outlet, object(), "text", 1][: draw.randint(0, 4)] * draw.randint(0, 9))
+        )  # some are gone soon
+        prefetch({id_: draw.choice((outlet, None)) for id_ in range(draw.randint(0, 99))}, list(range(90)))
         for position in POSITIONS:
             outlet.send(os.urandom(text), position)
         with contextlib.suppress(BlockingIOError):

@@ -25,7 +25,8 @@ from server import outlet as outlets
 from server.api.websocket import BareMessages, TokenMessages
 from server.framing import DONE, Framing, Ndjson, Plain, Sse
 from server.log import Event
-from server.outlet import BARE, CHUNK, FRAME, PLAIN_TEXT, POSITION, TEXT, outlet
+from server.outcome import CANCELLED, Outcome
+from server.outlet import BARE, BLOCK, CHUNK, FRAME, PLAIN_TEXT, POSITION, TEXT, ahead, outlet
 from server.readers import ClientReader
 from server.stream import Frame, Stream, escaped
 from tests.support.outlets import compile_outlet, load_outlet
@@ -44,9 +45,11 @@ POSITIONS = st.one_of(st.integers(1, 12), st.integers(1, 2**40))
 @pytest.fixture(scope="module", autouse=True)
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every test has the source's own, installed or not."""
-    before, outlets.make = outlets.make, load_outlet(compile_outlet(tmp_path_factory.mktemp("outlet")))
+    before = outlets.make, outlets.prefetch
+    module = load_outlet(compile_outlet(tmp_path_factory.mktemp("outlet")))
+    outlets.make, outlets.prefetch = module.Outlet, module.prefetch
     yield
-    outlets.make = before
+    outlets.make, outlets.prefetch = before
 
 
 class Pair:
@@ -300,7 +303,7 @@ def test_a_reader_that_stalls_gets_every_byte_once_and_in_order(seed: int) -> No
     stream.attach(reader)
     reader.pump()
     seen, pair.handed = pair.handed, b""
-    reader.outlet = outlet(cast(Any, pair), CHUNK, framing.pieces())
+    reader.send_by(outlet(cast(Any, pair), CHUNK, framing.pieces()))
 
     def drain() -> None:
         """The client reads, then the transport writes what it was handed."""
@@ -337,7 +340,7 @@ def test_a_reader_that_left_sends_nothing_to_who_has_the_socket_now() -> None:
     framing = Sse(stream)
     reader = ClientReader(stream, framing, cast(Any, Channel(pair, full=lambda: False)))
     stream.attach(reader)
-    reader.outlet = outlet(cast(Any, pair), CHUNK, framing.pieces())
+    reader.send_by(outlet(cast(Any, pair), CHUNK, framing.pieces()))
     for number in range(2):
         stream.append(Event(0, b"t%d" % number))
         stream.wake()
@@ -347,6 +350,51 @@ def test_a_reader_that_left_sends_nothing_to_who_has_the_socket_now() -> None:
     reader.pump()
     assert pair.read() == b""
     pair.close()
+
+
+# What is asked for ahead
+
+
+@pytest.mark.parametrize("count", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])
+@pytest.mark.parametrize("compiler", [True, False])
+def test_ids_come_as_they_are_whatever_is_known_of_them(
+    pair: Pair, count: int, compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiler:
+        monkeypatch.setattr(outlets, "prefetch", None)
+    made = outlet(cast(Any, pair), CHUNK, (TEXT,))
+    assert made is not None
+    made.touches(made, pair, [])  # and the list is gone
+    ids = random.Random(count).sample(range(1000), count)
+    known = {id_: made for id_ in ids if id_ % 3}
+    assert list(ahead(ids, known)) == ids
+    assert list(ahead(ids, {**known, 5: cast(Any, None)})) == ids
+    assert pair.read() == b""
+
+
+def test_what_can_not_be_asked_for() -> None:
+    prefetch: Any = outlets.prefetch
+    for wrong in ((), ({},), ([], {}), ({}, ()), ({}, [], 1)):
+        with pytest.raises(TypeError):
+            prefetch(*wrong)
+    with pytest.raises(TypeError, match="unhashable"):
+        prefetch({}, [[]])
+
+
+def test_the_table_keeps_no_outlet_of_a_reader_that_left_or_of_a_stream_that_ended(pair: Pair) -> None:
+    rig = Rig()
+    for end in ("left", "ended"):
+        stream = rig.start()
+        framing = Sse(stream)
+        reader = ClientReader(stream, framing, cast(Any, Channel(pair, full=lambda: False)))
+        stream.attach(reader)
+        reader.send_by(outlet(cast(Any, pair), CHUNK, framing.pieces()))
+        assert list(rig.table.outlets.values()) == [reader.outlet]
+        if end == "left":
+            reader.leave()
+        else:
+            stream.finish(Outcome(CANCELLED))
+        assert rig.table.outlets == {}
 
 
 def body_of(data: bytes) -> bytes:

@@ -24,10 +24,10 @@ def compile_outlet(folder: Path, *flags: str) -> Path:
 
 
 def load_outlet(path: Path) -> Any:
-    """Its class."""
+    """The module."""
     spec = importlib.util.spec_from_file_location("_outlet", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Outlet
+    return module
