@@ -3,7 +3,7 @@
 The bench is the client and the engine in one, so that its clock sees both of the server's sides: from a request's
 bytes to the order that the engine gets (`in`), and from the step that has the first token to the text at the client
 (`out`). The sum is what the server adds to what the engine takes. As an engine with a batch does, it makes one step for
-all every 20 ms: N - 1 streams run, and the first token of one more comes with theirs, behind them.
+all every 20 ms: N - 1 streams run, and the first token of one more comes with theirs.
 
 Beside it, as what this machine takes for the wakes of a process alone: a relay in the server's place, which passes a
 request and a step on as they come.
@@ -140,8 +140,8 @@ class _Engine:
         self._running.append(id_)
 
     def step(self, new: int = 0) -> float:
-        """A token for all that run and for the new one, if there is one; when it left."""
-        ids = [*self._running, new] if new else self._running
+        """A token for all that run and, as engine/core.py has it, for the new one before them; when it left."""
+        ids = [new, *self._running] if new else self._running
         self._made += 1
         token = WORD_BASE + self._made % 1000
         admitted = [Admitted(new, 0)] if new else []

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.block_pool import BlockPool
-from engine.core import BIASED_IDS_MAX, LOGPROBS_MAX, PROMPT_LOGPROBS_MAX, Core, Peer
+from engine.core import BIASED_IDS_MAX, FIRST_COSTS_TOKENS, LOGPROBS_MAX, PROMPT_LOGPROBS_MAX, Core, Peer
 from engine.scheduler import Scheduler
 from engine.sequence import Sampled, Sequence
 from engine.wire import Admitted, Cancel, Credit, End, Gauges, Logprob, Sampling, Stats, Step, Submit, ToEngine
@@ -619,6 +619,24 @@ def test_log_probabilities_carry_the_index_of_their_token_in_the_step() -> None:
     rig.core.step()
     (step,) = rig.steps
     assert (step.ids, step.tokens, step.logprobs) == ([1, 2], [65, 66], [msgspec.structs.replace(best, index=1)])
+
+
+@pytest.mark.parametrize(("new", "lead"), [(1, True), (2, False)])
+def test_first_tokens_lead_a_step_where_they_are_few(new: int, lead: bool) -> None:
+    rig = Rig(blocks=64, running_max=16)
+    running = list(range(1, FIRST_COSTS_TOKENS + 2))
+    rig.send(*(submit(id_, max_tokens=10) for id_ in running))
+    rig.core.step()
+    assert rig.steps[-1].ids == running  # nobody streams yet
+    firsts = [100 + number for number in range(new)]
+    rig.send(*(submit(id_, max_tokens=10) for id_ in firsts))
+    rig.core.step()
+    ids = rig.steps[-1].ids
+    assert ids == firsts + running if lead else ids[: len(running)] == running
+    rig.run()
+    assert {id_: rig.tokens(id_) for id_ in running + firsts} == {
+        id_: expected([1, 2, 3], 10) for id_ in running + firsts
+    }
 
 
 def test_a_step_names_each_sequence_at_most_once() -> None:

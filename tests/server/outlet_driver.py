@@ -35,9 +35,8 @@ def main(path: str) -> None:
     for envelope, before, text in itertools.product(range(3), LENGTHS, LENGTHS):
         pieces = [os.urandom(before), *(draw.choice((0, 1, 2, os.urandom(draw.choice(LENGTHS)))) for _ in range(7))]
         outlet = make(ours.fileno(), envelope, tuple(pieces[: draw.randint(0, 8)]), rests.append)
-        outlet.touches(
-            *([outlet, object(), "text", 1][: draw.randint(0, 4)] * draw.randint(0, 9))
-        )  # some are gone soon
+        soon_gone = [outlet, object(), "text", 1][: draw.randint(0, 4)]
+        outlet.touches(*soon_gone * draw.randint(0, 9))
         prefetch({id_: draw.choice((outlet, None)) for id_ in range(draw.randint(0, 99))}, list(range(90)))
         for position in POSITIONS:
             outlet.send(os.urandom(text), position)
