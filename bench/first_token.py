@@ -2,8 +2,10 @@
 
 The bench is the client and the engine in one, so that its clock sees both of the server's sides: from a request's
 bytes to the order that the engine gets (`in`), and from the step that has the first token to the text at the client
-(`out`). The sum is what the server adds to what the engine takes. As an engine with a batch does, it makes one step for
-all every 20 ms: N - 1 streams run, and the first token of one more comes with theirs.
+(`out`). The sum is what the server adds to what the engine takes. N - 1 streams run, with a token every 20 ms. The
+engine makes one step for all of them, as one with a batch does, and the first token of one more comes with theirs;
+between two steps the server sleeps, and its caches go to whoever has the machine. Or (`apart`) each has its tokens at a
+time of its own, as from many engines, and the server is awake.
 
 Beside it, as what this machine takes for the wakes of a process alone: a relay in the server's place, which passes a
 request and a step on as they come.
@@ -29,7 +31,7 @@ from bench import processes
 from bench.machine import REPOSITORY, describe, markdown, quantile
 from bench.readers import posted
 from engine.synthetic import CONTEXT_TOKENS_MAX, WORD_BASE, SyntheticRunner
-from engine.wire import WIRE_VERSION, Admitted, Cancel, End, FrameReader, Gauges, Hello, Step, Submit, ToEngine, encode
+from engine.wire import WIRE_VERSION, Admitted, Cancel, End, FrameReader, Gauges, Hello, Step, Submit, encode
 
 PACE_S = 0.020
 RUNNING_TOKENS = 100_000
@@ -64,7 +66,10 @@ def main(argv: list[str]) -> int:
     """The exit code."""
     options = _parser().parse_args(argv)
     measured = [("a relay", measure_relay(options.requests))]
-    measured += [(f"{streams:,}", measure(streams, options.requests)) for streams in options.streams]
+    for streams in options.streams:
+        measured.append((f"{streams:,}", measure(streams, options.requests)))
+        if streams > 1:
+            measured.append((f"{streams:,}, apart", measure(streams, options.requests, apart=True)))
     rows = [[who, *_told(*times)] for who, times in measured]
     print(describe())
     print(f"{options.requests} requests each, p50 (p99) in ms; the goal at 64 streams is {GOAL_MS}\n")
@@ -120,7 +125,6 @@ class _Engine:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._reader = FrameReader(engine_side=True)
-        self._pending: list[ToEngine] = []
         self._running: list[int] = []
         self._made = 0
         sock.settimeout(DEADLINE_S)
@@ -135,17 +139,13 @@ class _Engine:
                     return message.id, now
                 assert not isinstance(message, Cancel), "a stream was given up"
 
-    def run(self, id_: int) -> None:
-        """From now on it gets a token in each step."""
-        self._running.append(id_)
-
-    def step(self, new: int = 0) -> float:
-        """A token for all that run and, as engine/core.py has it, for the new one before them; when it left."""
-        ids = [new, *self._running] if new else self._running
+    def step(self, ids: list[int], new: int = 0) -> float:
+        """A token for those that run and, as engine/core.py has it, for the new one before them; when it left."""
+        ids = [new, *ids] if new else ids
         self._made += 1
         token = WORD_BASE + self._made % 1000
         admitted = [Admitted(new, 0)] if new else []
-        message = encode(Step(ids, [token] * len(ids), admitted, [], [], Gauges(running=len(ids))))
+        message = encode(Step(ids, [token] * len(ids), admitted, [], [], Gauges()))
         began = time.perf_counter()
         self._socket.sendall(message)
         return began
@@ -155,7 +155,39 @@ class _Engine:
         self._socket.sendall(encode(Step([], [], [], [End(id_, "length")], [], Gauges())))
 
 
-def measure(streams: int, requests: int) -> tuple[list[float], list[float]]:
+class _Crowd:
+    """Those who stream: their tokens, and what they read."""
+
+    def __init__(self, engine: _Engine, selector: selectors.BaseSelector, *, apart: bool) -> None:
+        self._engine = engine
+        self._selector = selector
+        self._ids: list[int] = []
+        self._apart = apart
+        self._turn = 0
+
+    def add(self, id_: int, sock: socket.socket) -> None:
+        """One more."""
+        self._ids.append(id_)
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def step(self, new: int = 0) -> float:
+        """A step with the new one's first token; when it left."""
+        return self._engine.step([] if self._apart else self._ids, new)
+
+    def play(self, until: float) -> None:
+        """Up to a time: read, and where each has its own time make the tokens."""
+        due = time.perf_counter()
+        while (left := until - time.perf_counter()) > 0:
+            if self._apart and time.perf_counter() >= due:
+                self._turn = (self._turn + 1) % len(self._ids)
+                self._engine.step([self._ids[self._turn]])
+                due += PACE_S / len(self._ids)
+            wait_s = min(left, max(0.0, due - time.perf_counter())) if self._apart else left
+            for key, _ in self._selector.select(wait_s):
+                assert key.fileobj.recv(READ_BYTES), "a stream ended"  # type: ignore[union-attr]
+
+
+def measure(streams: int, requests: int, *, apart: bool = False) -> tuple[list[float], list[float]]:
     """Seconds that the server takes inward and outward, for each request."""
     with ExitStack() as stack:
         listener, path = stack.enter_context(_listening())
@@ -163,36 +195,32 @@ def measure(streams: int, requests: int) -> tuple[list[float], list[float]]:
         greeted = pool.submit(_greet, listener)  # while the server waits for its engine
         port = stack.enter_context(processes.server((f"unix:{path}", os.getpid()))).port
         engine = _Engine(stack.enter_context(greeted.result()))
-        selector = stack.enter_context(selectors.DefaultSelector())
+        crowd = _Crowd(engine, stack.enter_context(selectors.DefaultSelector()), apart=apart)
         for _ in range(streams - 1):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             sock.sendall(_request("run", RUNNING_TOKENS))
-            engine.run(engine.hear()[0])
-            selector.register(sock, selectors.EVENT_READ)
+            crowd.add(engine.hear()[0], sock)
         client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         client.settimeout(DEADLINE_S)
         draw = random.Random(0)
         inward, outward = [], []
         for _ in range(WARM_UP + requests):
-            into, out = _ask(client, engine, selector, draw)
+            into, out = _ask(client, engine, crowd, draw)
             inward.append(into)
             outward.append(out)
     return inward[WARM_UP:], outward[WARM_UP:]
 
 
-def _ask(
-    client: socket.socket, engine: _Engine, selector: selectors.BaseSelector, draw: random.Random
-) -> tuple[float, float]:
+def _ask(client: socket.socket, engine: _Engine, crowd: _Crowd, draw: random.Random) -> tuple[float, float]:
     """One request, at some moment between two steps; its first token comes with the second."""
-    engine.step()
-    next_step = time.perf_counter() + PACE_S
-    _read(selector, time.perf_counter() + draw.uniform(PACE_S / 4, PACE_S * 3 / 4))
+    next_step = crowd.step() + PACE_S
+    crowd.play(time.perf_counter() + draw.uniform(PACE_S / 4, PACE_S * 3 / 4))
     request = _request("now", 2)
     asked = time.perf_counter()
     client.sendall(request)
     id_, heard = engine.hear()
-    _read(selector, next_step)
-    began = engine.step(new=id_)
+    crowd.play(next_step)
+    began = crowd.step(new=id_)
     answer = b""
     while b'"content":" ' not in answer:
         answer += client.recv(READ_BYTES)
@@ -200,15 +228,8 @@ def _ask(
     engine.end(id_)
     while not answer.endswith(b"0\r\n\r\n"):
         answer += client.recv(READ_BYTES)
-    _read(selector, began + PACE_S)
+    crowd.play(began + PACE_S)
     return heard - asked, came - began
-
-
-def _read(selector: selectors.BaseSelector, until: float) -> None:
-    """What comes for those who stream, up to a time."""
-    while (left := until - time.perf_counter()) > 0:
-        for key, _ in selector.select(left):
-            assert key.fileobj.recv(READ_BYTES), "a stream ended"  # type: ignore[union-attr]
 
 
 def measure_relay(requests: int) -> tuple[list[float], list[float]]:
