@@ -20,16 +20,20 @@ from engine.wire import WIRE_VERSION, Cancel, Credit, FrameReader, Hello, Stats,
 
 # Steps are handled for so long at a stretch: many small ones, or a single one of a thousand streams.
 STRETCH_S = 0.005
+# Steps that are here together are told as such, so that a stream's tokens of all of them can leave in one write. No
+# stream waits for that longer than it takes to look at so many tokens, some milliseconds.
+TOGETHER_TOKENS_MAX = 4096
 
 
 class EngineClient(asyncio.Protocol):
-    """`on_hello` once, `on_step` for each step, `on_lost` once with the reason ("" when we closed)."""
+    """`on_hello` once, `on_step` for each step, and whether the next one is told at once behind it; `on_lost` once with
+    the reason ("" when we closed)."""
 
     def __init__(
         self,
         *,
         on_hello: Callable[[Hello], None],
-        on_step: Callable[[Step], None],
+        on_step: Callable[[Step, bool], None],
         on_lost: Callable[[str], None],
         secret: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
@@ -100,7 +104,7 @@ class EngineClient(asyncio.Protocol):
         """One stretch; the rest of what waits has its own, in later turns."""
         end = self._clock() + STRETCH_S
         while self._waiting:
-            self._handle(self._waiting.popleft())
+            self._handle_together()
             if self._waiting and self._clock() >= end:
                 self._pause()
                 self._loop.call_soon(self._handle_some)
@@ -116,12 +120,21 @@ class EngineClient(asyncio.Protocol):
 
     def _handle_all(self) -> None:
         while self._waiting:
-            self._handle(self._waiting.popleft())
+            self._handle_together()
 
-    def _handle(self, message: Hello | Step) -> None:
-        if isinstance(message, Step):
-            self._on_step(message)
-            return
+    def _handle_together(self) -> None:
+        """The next message, and the steps behind it that are told with it."""
+        tokens, more = 0, True
+        while more:
+            message = self._waiting.popleft()
+            if isinstance(message, Hello):
+                self._take_hello(message)
+                return
+            tokens += len(message.ids)
+            more = bool(self._waiting) and isinstance(self._waiting[0], Step) and tokens < TOGETHER_TOKENS_MAX
+            self._on_step(message, more)
+
+    def _take_hello(self, message: Hello) -> None:
         try:
             self._greet(message)
         except WireError as error:

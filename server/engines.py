@@ -41,7 +41,7 @@ class Vocabulary:
 class Listener(Protocol):
     """Who wants to know about the engine: its balancer."""
 
-    def on_step(self, step: Step) -> None: ...  # noqa: D102
+    def on_step(self, step: Step, more: bool) -> None: ...  # noqa: D102  (more: the next is told at once behind it)
     def on_engine_lost(self) -> None: ...  # noqa: D102
     def on_engine_ready(self) -> None: ...  # noqa: D102
 
@@ -163,9 +163,9 @@ class EngineLink:
             if not lost.done():
                 lost.set_result(reason)
 
-        def on_step(step: Step) -> None:
+        def on_step(step: Step, more: bool) -> None:
             if self._listener is not None:
-                self._listener.on_step(step)
+                self._listener.on_step(step, more)
 
         def make() -> EngineClient:
             # Kept from here on: an engine that is there at once may say hello before its connection is given to us.

@@ -49,10 +49,10 @@ class Framing(Protocol):
         ...
 
 
-def render(framing: Framing, events: list[Event], first: int) -> bytes:
-    """`events`, the first of which has position `first`."""
+def render(framing: Framing, events: list[Event], first: int) -> list[bytes]:
+    """Those of `events` that are shown, the first of which has position `first`."""
     one = framing.one
-    return b"".join([one(event, position) for position, event in enumerate(events, first)])
+    return [data for position, event in enumerate(events, first) if (data := one(event, position))]
 
 
 class Sse:

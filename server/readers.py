@@ -57,6 +57,10 @@ class Channel(Protocol):
         """Frame `data` and hand it to the transport."""
         ...
 
+    def write_each(self, pieces: list[bytes]) -> None:
+        """As one write, each framed by itself where a client can see that."""
+        ...
+
     def finish(self) -> None:
         """The body is whole."""
         ...
@@ -129,8 +133,8 @@ class ClientReader:
                 channel.cut()
                 return False
             self.cursor = stop
-            if data := render(self.framing, events, start):
-                channel.write(data)
+            if pieces := render(self.framing, events, start):
+                channel.write_each(pieces)
         return True
 
     def fail(self) -> None:

@@ -136,6 +136,7 @@ class StreamTable:
         self._with_slot: set[Stream] = set()
         self._choices: dict[int, Choice] = {}  # by sequence id
         self.outlets: dict[int, Outlet] = {}  # by sequence id, of those whose tokens leave by one
+        self._unwoken: dict[Stream, None] = {}  # have tokens of steps that are told together
         self._sequence_ids = count(1)
         self._queued = 0  # sequences that were not admitted yet
         self._stepped_at = -1.0  # when the latest step came
@@ -279,9 +280,10 @@ class StreamTable:
 
     # The engine's steps
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: Step, more: bool = False) -> None:
         """Give every stream its tokens, and let its readers write them: at once, while all of the stream is at hand, or
-        where more of the step belongs to it, when that is there too."""
+        where more belongs to it, of this step or of others (`more`: the next is told at once behind it), when that is
+        there too."""
         now = self.clock()
         for admitted in step.admitted:
             if choice := self._choices.get(admitted.id):
@@ -296,17 +298,21 @@ class StreamTable:
             if choice := self._choices.get(end.id):
                 choice.at_once = False
         touched: dict[Stream, None] = {}
-        self._append(step, now, touched)
+        self._append(step, now, touched, alone=not (more or self._unwoken))
         self._stepped_at = now
         for end in step.ends:
             if choice := self._choices.get(end.id):
                 self._ended(choice, end)
-        for stream in touched:
-            stream.wake()
-        self.trim()
+        self._unwoken.update(touched)
+        if not more:
+            touched, self._unwoken = self._unwoken, {}
+            for stream in touched:
+                stream.wake()
+            self.trim()
 
-    def _append(self, step: Step, now: float, touched: dict[Stream, None]) -> None:
-        """Each token to its stream's log. Streams that are to be woken behind the step are put into `touched`."""
+    def _append(self, step: Step, now: float, touched: dict[Stream, None], *, alone: bool) -> None:
+        """Each token to its stream's log. Streams that are to be woken behind the step are put into `touched`: all of
+        them, unless it is told `alone`."""
         logprobs: list[Logprob | None] = [None] * len(step.ids)
         for best in step.logprobs:
             logprobs[best.index] = best
@@ -326,7 +332,7 @@ class StreamTable:
                     self._observe(stream, now)  # before it can end: its access line holds the time to the first token
                 stream.last_token_at = now
             try:
-                if choice.at_once:
+                if alone and choice.at_once:
                     if choice.push(token, logprob):
                         self._stopped(choice)
                     else:

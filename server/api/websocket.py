@@ -372,6 +372,10 @@ class Shown:
         self.reader.send_by(session.socket.outlet(framing.pieces()))
         self._session = session
 
+    def write_each(self, pieces: list[bytes]) -> None:
+        """See Channel. They are frames already."""
+        self.write(b"".join(pieces))
+
     def finish(self) -> None:
         """Everything was shown."""
         self._session.ended(self)

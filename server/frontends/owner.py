@@ -105,6 +105,11 @@ class Guest:
         """See Gate."""
         return self._unread < WINDOW_BYTES
 
+    def write_each(self, pieces: list[bytes]) -> None:
+        """See Channel."""
+        for data in pieces:
+            self.write(data)
+
     def write(self, data: bytes) -> None:
         """See Channel."""
         self._unread += len(data)

@@ -52,7 +52,7 @@ class Link(Protocol):
 class Streams(Protocol):
     """Who has the sequences: the stream table."""
 
-    def on_step(self, step: Step) -> None: ...  # noqa: D102
+    def on_step(self, step: Step, more: bool) -> None: ...  # noqa: D102
     def on_engine_lost(self, sequence_ids: list[int]) -> None: ...  # noqa: D102
     def on_engine_ready(self) -> None: ...  # noqa: D102
 
@@ -120,13 +120,13 @@ class Member:
 
     # What its link tells
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: Step, more: bool) -> None:
         """Its sequences go on."""
         self.gauges = step.gauges
         if self._told is not None:
             self._told.set_result(None)
             self._told = None
-        self._balancer.on_step(self, step)
+        self._balancer.on_step(self, step, more)
 
     def on_engine_lost(self) -> None:
         """It knows nothing any more."""
@@ -227,13 +227,13 @@ class Balancer:
 
     # What the members tell
 
-    def on_step(self, member: Member, step: Step) -> None:
+    def on_step(self, member: Member, step: Step, more: bool) -> None:
         """Some sequences went on, some ended."""
         for end in step.ends:
             member.forget(end.id)
             self._of.pop(end.id, None)
         if self._listener is not None:
-            self._listener.on_step(step)
+            self._listener.on_step(step, more)
 
     def on_lost(self, sequence_ids: list[int]) -> None:
         """An engine died with these."""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.client import STRETCH_S, EngineClient
+from engine.client import STRETCH_S, TOGETHER_TOKENS_MAX, EngineClient
 from engine.wire import Cancel, Credit, FrameReader, Gauges, Hello, Sampling, Step, Submit, encode
 from tests.support.clock import Clock
 from tests.support.engines import hello
@@ -55,6 +55,8 @@ class Rig:
     def __init__(self, *, secret: bytes = b"", connect: bool = True) -> None:
         self.hellos: list[Hello] = []
         self.steps: list[Step] = []
+        self.told_together: list[int] = []  # how many steps each time
+        self._together = 0
         self.lost: list[str] = []
         self.clock = Clock()
         self.step_s = 0.0  # what it takes to handle one
@@ -65,10 +67,14 @@ class Rig:
         if connect:
             self.client.connection_made(self.transport)
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Step, more: bool) -> None:
         assert not self.lost
         self.clock.advance(self.step_s)
         self.steps.append(step)
+        self._together += 1
+        if not more:
+            self.told_together.append(self._together)
+            self._together = 0
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -202,8 +208,8 @@ async def test_close_aborts() -> None:
     assert rig.transport.aborted
 
 
-def several(count: int) -> list[Step]:
-    return [Step([1], [token], [], [], [], Gauges()) for token in range(count)]
+def several(count: int, size: int = 1) -> list[Step]:
+    return [Step([1] * size, [token] * size, [], [], [], Gauges()) for token in range(count)]
 
 
 def sent(steps: list[Step]) -> bytes:
@@ -217,14 +223,39 @@ async def test_steps_that_are_quickly_handled_are_handled_at_once() -> None:
     rig.step_s = STRETCH_S / 100
     rig.client.data_received(sent(steps))
     assert rig.steps == steps
+    assert rig.told_together == [50]
     assert rig.transport.reading
+
+
+@pytest.mark.parametrize(
+    ("size", "together"),
+    [
+        (TOGETHER_TOKENS_MAX // 4, [4, 3]),
+        (TOGETHER_TOKENS_MAX - 1, [2, 2, 2, 1]),
+        (TOGETHER_TOKENS_MAX, [1] * 7),
+    ],
+)
+def test_steps_that_are_here_together_are_told_as_such_up_to_a_number_of_tokens(size: int, together: list[int]) -> None:
+    async def test() -> None:
+        rig = Rig()
+        rig.client.data_received(sent(several(7, size)))
+        assert rig.told_together == together
+
+    asyncio.run(test())
+
+
+@in_loop
+async def test_a_hello_between_steps_leaves_none_of_them_waiting() -> None:
+    rig = Rig()
+    rig.client.data_received(encode(hello()) + encode(STEP) + encode(STEP) + encode(hello()) + encode(STEP))
+    assert rig.told_together == [2, 1]
 
 
 @in_loop
 async def test_between_long_steps_the_loop_has_its_turns() -> None:
     """Nothing more is read meanwhile, so that an engine which is faster than its server waits for it."""
     rig = Rig()
-    steps = several(4)
+    steps = several(4, TOGETHER_TOKENS_MAX)
     rig.step_s = STRETCH_S
     rig.client.data_received(sent(steps))
     for count in range(1, 4):
@@ -238,7 +269,7 @@ async def test_between_long_steps_the_loop_has_its_turns() -> None:
 @in_loop
 async def test_what_an_engine_said_before_its_end_is_handled_before_that() -> None:
     rig = Rig()
-    steps = several(3)
+    steps = several(3, TOGETHER_TOKENS_MAX)
     rig.step_s = STRETCH_S
     rig.client.data_received(sent(steps))
     rig.client.connection_lost(None)
@@ -251,7 +282,7 @@ async def test_what_an_engine_said_before_its_end_is_handled_before_that() -> No
 async def test_after_our_close_nothing_is_handled() -> None:
     rig = Rig()
     rig.step_s = STRETCH_S
-    rig.client.data_received(sent(several(3)))
+    rig.client.data_received(sent(several(3, TOGETHER_TOKENS_MAX)))
     rig.client.close()
     await turn()
     rig.client.connection_lost(None)
@@ -261,7 +292,7 @@ async def test_after_our_close_nothing_is_handled() -> None:
 @in_loop
 async def test_what_came_before_a_fault_of_the_wire_is_handled() -> None:
     rig = Rig()
-    steps = several(3)
+    steps = several(3, TOGETHER_TOKENS_MAX)
     rig.step_s = STRETCH_S
     rig.client.data_received(sent(steps) + b"\0\0\0\1\xc1")
     assert rig.steps == steps

@@ -30,6 +30,10 @@ TEXTS = st.lists(st.text(CHARACTERS, min_size=1, max_size=6), max_size=8)
 AWKWARD = ["a", "\n", "\r\nevent: x", "\r\ndata: [DONE]", "\u2028", "\x85", '"', "\\", "👩‍🚀", "\\u0041", "id: 9:9"]
 
 
+def joined(framing: Framing, events: list[Event], first: int) -> bytes:
+    return b"".join(render(framing, events, first))
+
+
 def stream_of(texts: list[str], outcome: str = "stop") -> Stream:
     """A finished stream of one choice."""
     stream = Rig().start()
@@ -40,7 +44,7 @@ def stream_of(texts: list[str], outcome: str = "stop") -> Stream:
 
 
 def whole(stream: Stream, framing: Framing) -> bytes:
-    return render(framing, stream.log.slice(0, stream.log.end), 0)
+    return joined(framing, stream.log.slice(0, stream.log.end), 0)
 
 
 def content(events: list[Any]) -> str:
@@ -67,12 +71,12 @@ def test_typed_events_hold_their_type_and_position_in_every_framing(texts: list[
     stream = typed_stream(texts)
     first = min(1 + start, stream.log.end - 1)
     events = stream.log.slice(first, stream.log.end)
-    served = sse.Parser().feed(render(Sse(stream), events, first))
+    served = sse.Parser().feed(joined(Sse(stream), events, first))
     datas = [json.loads(event.data) for event in served]
     assert [event.event for event in served] == ["some.delta"] * (len(events) - 1) + ["over"]
     assert [data["sequence_number"] for data in datas[:-1]] == list(range(first, stream.log.end - 1))
     assert "".join(data["delta"] for data in datas[:-1]) == "".join(texts[first - 1 :])
-    assert [json.loads(line) for line in render(Ndjson(stream), events, first).splitlines()] == [*datas, {"done": True}]
+    assert [json.loads(line) for line in joined(Ndjson(stream), events, first).splitlines()] == [*datas, {"done": True}]
     poll = json.loads(polled(stream, events, first))
     assert [(each["event"], each["data"]) for each in poll["events"]] == [
         (event.event, data) for event, data in zip(served, datas, strict=True)
@@ -82,7 +86,7 @@ def test_typed_events_hold_their_type_and_position_in_every_framing(texts: list[
 def test_a_stream_without_a_terminator_is_not_done_before_its_end() -> None:
     stream = typed_stream(["a", "b"])
     framing = Ndjson(stream)
-    parts = [render(framing, stream.log.slice(n, n + 1), n) for n in range(stream.log.end)]
+    parts = [joined(framing, stream.log.slice(n, n + 1), n) for n in range(stream.log.end)]
     assert b"".join(parts) == whole(stream, Ndjson(stream))
     assert [b"done" in part for part in parts] == [False] * (stream.log.end - 1) + [True]
 
@@ -119,8 +123,8 @@ def test_retry_is_a_line_of_the_first_events_block_and_of_no_other() -> None:
     assert data.startswith(b"retry: %d\ndata: " % RETRY_MS)
     assert data.partition(b"\n\n")[0].endswith(b"\nid: %b:0" % stream.id.encode())
     assert data.count(b"retry:") == 1
-    assert b"retry:" not in render(Sse(stream), stream.log.slice(1, stream.log.end), 1)
-    assert render(Sse(stream), [], 0) == b""
+    assert b"retry:" not in joined(Sse(stream), stream.log.slice(1, stream.log.end), 1)
+    assert joined(Sse(stream), [], 0) == b""
 
 
 def test_retry_comes_also_where_the_first_event_is_text() -> None:
@@ -128,7 +132,7 @@ def test_retry_comes_also_where_the_first_event_is_text() -> None:
     grammar = CompletionGrammar("completions", "model", rig.tokenizer, ["echoed"])
     stream = Stream(rig.table, "", "req", grammar)
     (event,) = grammar.opening()
-    (parsed,) = sse.Parser().feed(render(Sse(stream), [event], 0))
+    (parsed,) = sse.Parser().feed(joined(Sse(stream), [event], 0))
     assert parsed.retry_ms == RETRY_MS
     assert json.loads(parsed.data)["choices"][0]["text"] == "echoed"
 
@@ -144,7 +148,7 @@ def test_every_block_ends_with_one_blank_line_and_has_data() -> None:
 def test_events_of_a_named_type_have_it_in_sse_and_in_polls() -> None:
     stream = Rig().start()
     event = Event(-1, b"", b'{"type":"ping"}', "message_start")
-    (parsed,) = sse.Parser().feed(render(Sse(stream), [event], 3))
+    (parsed,) = sse.Parser().feed(joined(Sse(stream), [event], 3))
     assert (parsed.event, parsed.data, parsed.id) == ("message_start", '{"type":"ping"}', f"{stream.id}:3")
     assert json.loads(polled(stream, [event], 3))["events"] == [
         {"n": 3, "event": "message_start", "data": {"type": "ping"}}
@@ -156,7 +160,7 @@ def test_events_of_a_named_type_have_it_in_sse_and_in_polls() -> None:
 def test_a_ping_between_any_two_events_means_nothing(texts: list[str], data: st.DataObject) -> None:
     stream = stream_of(texts)
     framing = Sse(stream)
-    pieces = [render(framing, stream.log.slice(n, n + 1), n) for n in range(stream.log.end)]
+    pieces = [joined(framing, stream.log.slice(n, n + 1), n) for n in range(stream.log.end)]
     at = data.draw(st.integers(0, len(pieces)))
     pinged = [*pieces[:at], framing.ping, framing.ping, *pieces[at:]]
     assert sse.Parser().feed(b"".join(pinged)) == sse.Parser().feed(b"".join(pieces))
@@ -194,7 +198,7 @@ def test_plain_is_the_text_and_resumes_at_every_byte(texts: list[str]) -> None:
     assert body == "".join(texts).encode()
     for skip in range(len(body) + 2):
         framing = Plain(stream, skip)
-        pieces = [render(framing, stream.log.slice(n, n + 1), n) for n in range(stream.log.end)]
+        pieces = [joined(framing, stream.log.slice(n, n + 1), n) for n in range(stream.log.end)]
         assert b"".join(pieces) == body[skip:]
 
 
@@ -212,13 +216,13 @@ def test_any_cut_and_any_position_give_the_same_bytes(
     end = stream.log.end
     cuts = sorted({0, end, *data.draw(st.lists(st.integers(0, end), max_size=4))})
     framing = kind(stream)
-    pieces = [render(framing, stream.log.slice(a, b), a) for a, b in itertools.pairwise(cuts)]
+    pieces = [joined(framing, stream.log.slice(a, b), a) for a, b in itertools.pairwise(cuts)]
     body = b"".join(pieces)
     assert body == whole(stream, kind(stream))
     for position in range(end):
-        rest = render(kind(stream), stream.log.slice(position + 1, end), position + 1)
+        rest = joined(kind(stream), stream.log.slice(position + 1, end), position + 1)
         assert body.endswith(rest)
-        assert render(kind(stream), stream.log.slice(0, position + 1), 0) + rest == body
+        assert joined(kind(stream), stream.log.slice(0, position + 1), 0) + rest == body
 
 
 # Polls

@@ -38,6 +38,13 @@ def test_with_the_first_piece() -> None:
     assert scene.writes == [scene.head + b"3\r\none\r\n", b"3\r\ntwo\r\n"]
 
 
+def test_several_pieces_are_one_write_and_a_chunk_for_each() -> None:
+    scene = Scene()
+    scene.channel.write_each([b"one", b"two"])
+    scene.channel.write_each([b"three", b"four"])
+    assert scene.writes == [scene.head + b"3\r\none\r\n3\r\ntwo\r\n", b"5\r\nthree\r\n4\r\nfour\r\n"]
+
+
 def test_alone_where_there_is_none() -> None:
     scene = Scene()
     scene.channel.flush()

@@ -284,6 +284,9 @@ class Channel:
     def write(self, data: bytes) -> None:
         self._pair.write(chunk(data))
 
+    def write_each(self, pieces: list[bytes]) -> None:
+        self._pair.write(b"".join(map(chunk, pieces)))
+
     def finish(self) -> None:
         self.ended = "whole"
 

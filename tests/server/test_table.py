@@ -510,6 +510,46 @@ def test_a_step_is_one_write_for_a_stream_however_many_choices_it_has() -> None:
     assert len(several.events) == 6
 
 
+def test_steps_that_are_told_together_are_one_write_for_each_stream() -> None:
+    rig = Rig()
+    one, several, short = rig.open(), rig.open(n=2), rig.open()
+    clients = (one, several, short)
+    writes = [client.channel.writes for client in clients]
+    short_id = short.stream.choices[0].sequence_id
+    for number in range(3):
+        ids = together(rig, one, several, *([short] if number < 2 else []))
+        ends = [End(short_id, "length")] if number == 1 else []
+        rig.table.on_step(rig.engine.tokens([(id_, 65 + number) for id_ in ids], *ends), number < 2)
+        rig.clock.advance(0.1)
+        assert [client.channel.writes for client in (one, several)] == [n + (number == 2) for n in writes[:2]]
+        assert short.channel.writes == writes[2] + (number > 0)  # what ends has nothing to wait for
+    assert (one.text, short.text, short.channel.finished) == ("ABC", "AB", 1)
+    assert sum(event.text in b"ABC" for event in several.stream.log.slice(2, 8)) == 6
+    rig.table.on_step(rig.engine.tokens([(id_, 68) for id_ in together(rig, one)]))
+    assert (one.text, one.channel.writes) == ("ABCD", writes[0] + 2)
+    itl = rig.metrics.itl
+    assert (sum(itl._counts), round(itl._sum, 6)) == (6, 0.6)  # each step's, whenever it was written
+
+
+def test_a_reader_of_steps_that_are_told_together_earns_its_credit() -> None:
+    rig = Rig(credit_window=4)
+    client = rig.open()
+    id_ = client.stream.choices[0].sequence_id
+    for number in range(4):
+        rig.table.on_step(rig.engine.tokens([(id_, 65 + number)]), number < 3)
+    assert (client.text, client.stream.choices[0].credit) == ("ABCD", 8)
+
+
+def test_a_stop_string_in_steps_that_are_told_together_ends_the_stream_there() -> None:
+    rig = Rig()
+    client = rig.open(stops=("B",))
+    id_ = client.stream.choices[0].sequence_id
+    for number in range(4):
+        rig.table.on_step(rig.engine.tokens([(id_, 65 + number)]), number < 3)
+    assert (client.text, client.channel.finished) == ("A", 1)
+    assert client.stream.outcome == Outcome("stop")
+
+
 @pytest.mark.parametrize("by_token", [False, True])
 def test_a_last_token_and_the_end_are_one_write(by_token: bool) -> None:
     rig = Rig()

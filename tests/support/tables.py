@@ -44,6 +44,10 @@ class Channel:
         self.data += data
         self.writes += 1
 
+    def write_each(self, pieces: list[bytes]) -> None:
+        """As one write."""
+        self.write(b"".join(pieces))
+
     def finish(self) -> None:
         """The body is whole."""
         self.finished += 1

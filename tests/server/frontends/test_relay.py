@@ -25,6 +25,9 @@ class Channel:
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
+    def write_each(self, pieces: list[bytes]) -> None:
+        self.write(b"".join(pieces))
+
     def finish(self) -> None:
         self.end = "whole"
 

@@ -50,7 +50,7 @@ class ScriptedLink(ScriptedEngine):
         self.closed += 1
 
     def end(self, *ids: int) -> None:
-        self.listener.on_step(self.tokens([], *(End(id_, "stop") for id_ in ids)))
+        self.listener.on_step(self.tokens([], *(End(id_, "stop") for id_ in ids)), False)
 
     def lose(self) -> None:
         self.die()
@@ -66,11 +66,13 @@ class Told:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.more: list[bool] = []
         self.lost: list[list[int]] = []
         self.ready = 0
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: Step, more: bool) -> None:
         self.steps.append(step)
+        self.more.append(more)
 
     def on_engine_lost(self, sequence_ids: list[int]) -> None:
         self.lost.append(sequence_ids)
@@ -239,7 +241,8 @@ def test_what_fits_in_all_together_and_gauges_are_added_up() -> None:
     assert hello is not None
     assert (hello.running_max, hello.pool_tokens, hello.context_tokens_max) == (24, 3 * 65536, 4096)
     for at, link in enumerate(rig.links):
-        link.listener.on_step(Step([], [], [], [], [], Gauges(running=at + 1, blocks_used=10)))
+        link.listener.on_step(Step([], [], [], [], [], Gauges(running=at + 1, blocks_used=10)), at < 2)
+    assert rig.told.more == [True, True, False]
     assert (rig.balancer.gauges.running, rig.balancer.gauges.blocks_used) == (6, 30)
     rig.links[2].lose()
     assert (rig.balancer.gauges.running, rig.balancer.gauges.blocks_used) == (3, 20)
