@@ -173,6 +173,11 @@ class Bench:
         return Cost((begun - began) * share, (made - told) * share / TOKENS, (ended - made) * share)
 
 
+def fetched(target: str) -> bytes:
+    """A GET, as a page's EventSource sends it."""
+    return f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode()
+
+
 def requests() -> dict[str, bytes]:
     """What is asked, by name."""
     messages = [{"role": "user", "content": "What is the capital of France?"}]
@@ -183,7 +188,8 @@ def requests() -> dict[str, bytes]:
         "chat, OpenAI's SDK": posted({**body, "stream": True}, fields=SDK_FIELDS),
         "chat, each head new": posted({**body, "stream": True}, fields=TRACED_FIELDS),
         "chat, in one piece": posted(body, fields=FIELDS),
-        "generate": f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode(),
+        "generate": fetched(target),
+        "generate, each head new": fetched(target.replace("France", NEW)),
         "messages": posted({**body, "stream": True}, "/v1/messages", FIELDS),
         "responses": posted({"input": "What is the capital?", "stream": True, "store": False}, "/v1/responses", FIELDS),
     }

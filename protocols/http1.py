@@ -2,7 +2,7 @@
 
 h11 is the authority for messages and for connection state. In front of it stands `http1_guard`, so that h11 sees only
 what every recipient reads in the same way. Each request has a parser of its own, which is gone once the request is here
-whole, or only a body of known length is left to count; it has none where the same head came before (`http1_heads`).
+whole, or only a body of known length is left to count; it has none where a head like it came before (`http1_heads`).
 What frames an answer, and whether the connection outlives it, h11 says once for each kind of answer (`http1_answers`).
 Body chunks are framed by hand, because a token's chunk must cost one formatting of bytes, and so are the fields of an
 answer's head that say nothing about its framing, which h11 would check and copy four times. Tests prove all of that
@@ -196,15 +196,17 @@ class Http1:
     def _read_piece(self, events: list[Event]) -> bool:
         """The head, or what has come of the body. False when more bytes must come."""
         guard = self._guard
-        if (head := guard.whole_head()) is not None and (known := http1_heads.find(head)) is not None:
-            guard.take_head(head, http1_heads.framing_of(known))
-            self._take_head(known, events)
-        elif (piece := guard.next_piece()) is None:
+        head = guard.whole_head()
+        found = http1_heads.find(head) if head is not None else None
+        if head is not None and type(found) is Request:
+            guard.take_head(head, Framing(found.content_length))
+            self._take_head(found, events)
+        elif (piece := guard.next_piece(head)) is None:
             return False
         elif self._counted:
             self._take_counted(piece, events)
         else:
-            self._parse(piece, events, head=head)
+            self._parse(piece, events, found if piece is head and isinstance(found, http1_heads.Unread) else None)
         return True
 
     def _take_head(self, request: Request, events: list[Event]) -> None:
@@ -230,7 +232,7 @@ class Http1:
         if self._request and not (self._request.keep_alive or self._request.upgrade):
             self._stop_reading()
 
-    def _parse(self, piece: bytes, events: list[Event], *, head: bytes | None) -> None:
+    def _parse(self, piece: bytes, events: list[Event], unread: http1_heads.Unread | None) -> None:
         parser = self._parser
         if parser is None:
             size = self._max_header + _H11_SLACK_BYTES
@@ -240,8 +242,8 @@ class Http1:
             # Not isinstance: h11's events are abstract base classes, which take long to say what is none of theirs.
             if type(event) is h11.Request:
                 request = _request(event, self._guard.framing)
-                if piece == head:
-                    http1_heads.keep(head, request)
+                if unread is not None:
+                    unread.keep(request)
                 self._take_head(request, events)
                 if self._parser is None:
                     break

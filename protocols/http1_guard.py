@@ -130,10 +130,11 @@ class Guard:
         assert self.complete
         self._reset()
 
-    def next_piece(self) -> bytes | None:
-        """The next checked bytes, or None when the request is complete or more bytes must come. Raises Malformed."""
+    def next_piece(self, head: bytes | None = None) -> bytes | None:
+        """The next checked bytes, or None when the request is complete or more bytes must come. `head` is the
+        `whole_head` of a caller that has asked for it. Raises Malformed."""
         if self._state is _REQUEST_LINE:
-            if (head := self._take_whole_head()) is not None:
+            if (head := head or self.whole_head()) is not None and self._take_whole_head(head):
                 return head
             if not self._read_request_line():
                 return None
@@ -176,16 +177,15 @@ class Guard:
         self.framing = framing
         self._begin_body(framing)
 
-    def _take_whole_head(self) -> bytes | None:
+    def _take_whole_head(self, head: bytes) -> bool:
         """The short way for a head that is here whole. It takes nothing that the way line by line would refuse, and
         leaves it to that one to say what is wrong."""
-        head = self.whole_head()
-        match = _head.fullmatch(head) if head is not None else None
-        if head is None or match is None or head.count(b"\n") > FIELDS_MAX + 2:
-            return None
+        match = _head.fullmatch(head)
+        if match is None or head.count(b"\n") > FIELDS_MAX + 2:
+            return False
         _check_target(match["method"], match["target"])
         self.take_head(head, check_head(head))
-        return head
+        return True
 
     def _read_request_line(self) -> bool:
         while True:

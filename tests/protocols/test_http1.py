@@ -192,7 +192,7 @@ def test_limits_have_their_own_status() -> None:
 
 def test_h11_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should the guard ever let something through that h11 refuses, it is a refusal like any other."""
-    monkeypatch.setattr(Guard, "next_piece", lambda guard: b"nonsense\r\n\r\n")
+    monkeypatch.setattr(Guard, "next_piece", lambda guard, head: b"nonsense\r\n\r\n")
     http = Http1(max_header=4096)
     (refusal,) = http.receive(b"x")
     assert isinstance(refusal, Refusal)
