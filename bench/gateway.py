@@ -32,10 +32,11 @@ from server.gateway.balancer import Balancer, Link
 from server.gateway.keys import Key, Keys
 from server.gateway.limits import Rates
 from server.http import Call
+from server.limits import Limits
 from server.metrics import Metrics
 from server.outcome import CANCELLED, Outcome
 from server.stream import Stream
-from server.table import Limits, Part, StreamTable, TextOptions
+from server.table import Part, StreamTable, TextOptions
 
 SECRET = "sk-sluice-of-the-benchmark"
 KEYS = 1000  # in the file

@@ -14,9 +14,9 @@ from server.api.response_store import StoreLimits
 from server.gateway.forwarded import TrustedProxies
 from server.gateway.limits import Rates
 from server.host import Deadlines
+from server.limits import Limits
 from server.places import FRONTENDS_MAX
 from server.routes import MetricsAccess
-from server.table import Limits
 from server.tools.formats import SYNTAXES
 
 KIB, MIB = 1024, 1024 * 1024

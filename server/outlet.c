@@ -15,7 +15,8 @@
 #include <sys/socket.h>
 #include <time.h>
 
-enum { TEXT, POSITION, PLAIN_TEXT, MARKS }; /* as in outlet.py; a piece that is no mark is bytes */
+#define VERSION 2 /* as in outlet.py, as are these */
+enum { TEXT, POSITION, PLAIN_TEXT, MARKS }; /* a piece that is no mark is bytes */
 enum { BARE, CHUNK, FRAME, ENVELOPES };
 #define PIECES_MAX 8
 #define ROOM 4096      /* of one event with its envelope: a token's is a few hundred bytes */
@@ -267,7 +268,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_outlet", 
 
 PyMODINIT_FUNC PyInit__outlet(void) {
   PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
-  if (made == NULL || type == NULL || PyModule_AddObject(made, "Outlet", type) < 0) {
+  if (made == NULL || type == NULL || PyModule_AddIntConstant(made, "VERSION", VERSION) < 0 ||
+      PyModule_AddObject(made, "Outlet", type) < 0) {
     Py_XDECREF(made);
     Py_XDECREF(type);
     return NULL;

@@ -20,6 +20,7 @@ TEXT, POSITION, PLAIN_TEXT = range(3)
 Pieces = tuple[bytes | int, ...]
 # What goes around an event: nothing, a chunk of HTTP/1.1, a WebSocket's frame.
 BARE, CHUNK, FRAME = range(3)
+VERSION = 2  # of what is compiled, as it is used here
 # Of so many sequences the memory is asked for together: with many, one wait is for all of them; with too many, the
 # first are out of the nearest cache again when their turn comes.
 BLOCK = 16
@@ -47,6 +48,8 @@ def _find() -> tuple[Make, Prefetch] | tuple[None, None]:
     try:
         from server import _outlet  # type: ignore[attr-defined,unused-ignore]
     except ImportError:
+        return None, None
+    if getattr(_outlet, "VERSION", 0) != VERSION:  # of a checkout that was updated and not installed again
         return None, None
     return _outlet.Outlet, _outlet.prefetch
 

@@ -22,6 +22,7 @@ from engine.tokenizer import Tokenizer
 from engine.wire import Admitted, End, Gauges, Hello, Logprob, Sampling, Step, Submit
 from server import outcome as outcomes
 from server.expiry import Expiry
+from server.limits import Limits
 from server.log import Total
 from server.metrics import Metrics
 from server.outcome import Outcome
@@ -33,21 +34,6 @@ from server.tools.formats import CallFormat
 ENGINE_DEATHS_MAX = 2
 # Streams that are no longer held are still told apart from those that never were, as long as this many came since.
 GONE_MAX = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The bounds on streams; the flags of the same names set them."""
-
-    credit_window: int = 64
-    resume_ttl_s: float = 30.0
-    log_bytes_per_stream: int = 1024 * 1024
-    log_bytes: int = 256 * 1024 * 1024
-    streams_max: int = 10_000  # that have not ended
-    queue_max: int = 1024  # streams that wait for a place in the batch
-    queue_timeout_s: float = 60.0
-    request_timeout_s: float | None = None
-    engine_restart_wait_s: float = 30.0
 
 
 class Engine(Protocol):
@@ -305,10 +291,13 @@ class StreamTable:
                 self._ended(choice, end)
         self._unwoken.update(touched)
         if not more:
-            touched, self._unwoken = self._unwoken, {}
-            for stream in touched:
-                stream.wake()
-            self.trim()
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        unwoken, self._unwoken = self._unwoken, {}
+        for stream in unwoken:
+            stream.wake()
+        self.trim()
 
     def _append(self, step: Step, now: float, touched: dict[Stream, None], *, alone: bool) -> None:
         """Each token to its stream's log. Streams that are to be woken behind the step are put into `touched`: all of

@@ -28,10 +28,11 @@ from server.gateway.access import Gateway
 from server.gateway.keys import Keys
 from server.host import Deadlines, Host
 from server.http import Call, Program, Response, Streaming, Upgrade
+from server.limits import Limits
 from server.metrics import Metrics
 from server.outcome import REFUSED
 from server.stream import Stream
-from server.table import Limits, StreamTable
+from server.table import StreamTable
 from tests.fuzz import oracle
 from tests.fuzz.ops import HTTP2, REQUESTS, STREAM, Kind, Op, decode, frame
 from tests.fuzz.transport import FakeTransport

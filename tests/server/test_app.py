@@ -21,9 +21,9 @@ from server.gateway.access import Gateway
 from server.gateway.key_file import read_keys
 from server.gateway.keys import Keys
 from server.http import Call, Response
+from server.limits import Limits
 from server.metrics import Metrics
 from server.routes import MetricsAccess
-from server.table import Limits
 
 KEY = "s3cret"
 KEYS_FILE = """

@@ -12,7 +12,7 @@ from server.api.response_store import StoreLimits
 from server.config import KIB, MIB, Config, is_loopback
 from server.gateway.limits import Rates
 from server.host import Deadlines
-from server.table import Limits
+from server.limits import Limits
 
 
 def test_no_argument_serves_the_default_model_on_loopback() -> None:

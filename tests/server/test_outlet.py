@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import server
 from protocols.http1 import Http1, Request, chunk
 from protocols.websocket import WebSocket
 from server import outlet as outlets
@@ -225,6 +226,14 @@ def test_there_is_none(pair: Pair, lacks: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(outlets, "make", None)
     assert outlet(cast(Any, pair), CHUNK, None if lacks == "pieces" else (TEXT,)) is None
     assert pair.high == []
+
+
+@pytest.mark.parametrize("version", [outlets.VERSION - 1, None])
+def test_what_was_compiled_of_an_older_source_is_not_used(version: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = SimpleNamespace(Outlet=object, **({} if version is None else {"VERSION": version}))
+    monkeypatch.setitem(sys.modules, "server._outlet", older)
+    monkeypatch.setattr(server, "_outlet", older, raising=False)
+    assert outlets._find() == (None, None)
 
 
 def test_several_choices_have_none() -> None:

@@ -18,8 +18,9 @@ from engine.wire import Cancel, Credit, Gauges, Hello, Sampling, Step, Submit
 from server.api.openai_chat import ChatGrammar
 from server.gateway.keys import Keys
 from server.gateway.limits import Limiter, Rates
+from server.limits import Limits
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
-from server.table import Limits, Part, StreamTable, TextOptions
+from server.table import Part, StreamTable, TextOptions
 from tests.support.clock import Clock
 from tests.support.tables import Client
 

@@ -11,10 +11,11 @@ from server.api.openai_chat import ChatGrammar
 from server.framing import Framing, Ndjson
 from server.gateway.keys import Key, Keys
 from server.gateway.limits import Bucket, Limiter, Rates
+from server.limits import Limits
 from server.metrics import Metrics
 from server.readers import ClientReader
 from server.stream import Stream
-from server.table import Limits, Part, StreamTable, TextOptions
+from server.table import Part, StreamTable, TextOptions
 from server.tools.formats import CallFormat
 from tests.support.clock import Clock
 from tests.support.engines import ScriptedEngine, tokenizer
