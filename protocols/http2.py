@@ -28,7 +28,7 @@ from hyperframe.exceptions import HyperframeError
 from hyperframe.frame import GoAwayFrame, WindowUpdateFrame
 
 from protocols.http1 import Body, BodyEnd, Refusal, Request
-from protocols.http2_fields import Field, MalformedMessage, check_trailers, is_sendable, read_request
+from protocols.http2_fields import CONNECTION_FIELDS, Field, MalformedMessage, check_trailers, is_sendable, read_request
 from protocols.http2_guard import (
     END_STREAM,
     FRAME_BYTES_MAX,
@@ -341,8 +341,10 @@ class Http2:
         for name, value in headers:
             if not is_sendable(value):
                 raise ValueError(f"a character that is not allowed in the value of {name!r}")
-            kind = NeverIndexedHeaderTuple if name.lower() in _never_indexed else HeaderTuple
-            fields.append(kind(name, value))
+            lowered = name.lower()
+            kind = NeverIndexedHeaderTuple if lowered in _never_indexed else HeaderTuple
+            if lowered not in CONNECTION_FIELDS:
+                fields.append(kind(lowered, value))
         self._h2.send_headers(stream, fields, end_stream=end)
         if status >= 200:
             state.answering = not end
@@ -442,8 +444,14 @@ class Http2:
 
 def _authority(max_header: int) -> H2Connection:
     """h2's side of the connection, with our SETTINGS ready to be sent and the client's preface read."""
-    # Cookies are joined by h2's normalisation; the checks behind it are ours, see http2_fields.
-    config = H2Configuration(client_side=False, header_encoding=None, validate_inbound_headers=False)
+    # Cookies are joined by h2's normalisation. All checks are ours: of requests in http2_fields, of answers in `head`.
+    config = H2Configuration(
+        client_side=False,
+        header_encoding=None,
+        validate_inbound_headers=False,
+        validate_outbound_headers=False,
+        normalize_outbound_headers=False,
+    )
     connection = _Authority(config)
     told = {
         SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,

@@ -26,7 +26,8 @@ _value = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t \x21-\x7e\x80-\xff]*[\x21-\
 _method = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _path = re.compile(rb"/[\x21\x22\x24-\x7e]*|\*")
 _digits = re.compile(rb"[0-9]+")
-_connection_fields = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
+# Of one connection of HTTP/1.1, and no part of an HTTP/2 message (RFC 9113 8.2.2).
+CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _pseudo_fields = frozenset((b":method", b":scheme", b":authority", b":path", b":protocol"))
 
 
@@ -106,7 +107,7 @@ def _check_field(name: bytes, value: bytes) -> None:
         raise MalformedMessage(f"a field name that is not lower case or no token: {name[:40]!r}")
     if not _value.fullmatch(value):
         raise MalformedMessage(f"a character that is not allowed, or space around it, in the value of {name[:40]!r}")
-    if name in _connection_fields:
+    if name in CONNECTION_FIELDS:
         raise MalformedMessage(f"the connection-specific field {name.decode()}")
     if name == b"te" and value.lower() != b"trailers":
         raise MalformedMessage("te may only be trailers")
