@@ -23,11 +23,11 @@ from h2.exceptions import H2Error, ProtocolError
 from h2.settings import SettingCodes, Settings
 from h2.stream import H2Stream
 from hpack.exceptions import HPACKError
-from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 from hyperframe.exceptions import HyperframeError
 from hyperframe.frame import GoAwayFrame, WindowUpdateFrame
 
 from protocols.http1 import Body, BodyEnd, Refusal, Request
+from protocols.http2_answers import AnswerEncoder
 from protocols.http2_fields import CONNECTION_FIELDS, Field, MalformedMessage, check_trailers, is_sendable, read_request
 from protocols.http2_guard import (
     END_STREAM,
@@ -60,8 +60,6 @@ FRAMES_PER_TURN = 64
 _STREAM_ID_MAX = 2**31 - 1
 _GOAWAY_TEXT_BYTES_MAX = 200
 _UNDECODABLE = "the header block can't be decoded"
-# Unguessable or new in every answer: they'd push what repeats out of the compression table (RFC 7541 7.1.3).
-_never_indexed = frozenset((b"x-stream-id", b"x-request-id", b"content-length"))
 _data_header = struct.Struct(">BHBBL")
 
 
@@ -337,14 +335,12 @@ class Http2:
         """The head of an answer, or an interim one (1xx). Connection-specific fields are left out. `end`: it has no
         body. ValueError for headers that can't be sent; KeyError for a stream that is over."""
         state = self._streams[stream]
-        fields: list[HeaderTuple] = [HeaderTuple(b":status", b"%d" % status)]
+        fields = [(b":status", b"%d" % status)]
         for name, value in headers:
             if not is_sendable(value):
                 raise ValueError(f"a character that is not allowed in the value of {name!r}")
-            lowered = name.lower()
-            kind = NeverIndexedHeaderTuple if lowered in _never_indexed else HeaderTuple
-            if lowered not in CONNECTION_FIELDS:
-                fields.append(kind(lowered, value))
+            if (lowered := name.lower()) not in CONNECTION_FIELDS:
+                fields.append((lowered, value))
         self._h2.send_headers(stream, fields, end_stream=end)
         if status >= 200:
             state.answering = not end
@@ -453,6 +449,7 @@ def _authority(max_header: int) -> H2Connection:
         normalize_outbound_headers=False,
     )
     connection = _Authority(config)
+    connection.encoder = AnswerEncoder()
     told = {
         SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
         SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
