@@ -16,23 +16,24 @@ class Alarm:
     """Calls `ring` once the time set has come. Setting it anew to a later time, for each read say, costs one addition:
     the loop's timer is left where it is and moved on when it fires early."""
 
-    __slots__ = ("_at", "_handle", "_loop", "_ring")
+    __slots__ = ("_at", "_handle", "_looks_at", "_loop", "_ring")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
         self._ring = ring
         self._at: float | None = None
-        self._handle: asyncio.TimerHandle | None = None
+        self._handle: asyncio.Handle | None = None  # uvloop's is no TimerHandle where it is to be called at once
+        self._looks_at = 0.0  # when that is called
 
     def set(self, seconds: float) -> None:
         """Ring in so many seconds from now, and not before."""
         now = self._loop.time()
         self._at = at = now + seconds
-        if self._handle is not None and self._handle.when() > at:
+        if self._handle is not None and self._looks_at > at:
             self._handle.cancel()
             self._handle = None
         if self._handle is None:
-            self._handle = self._loop.call_at(min(at, now + LOOK_S), self._fire)
+            self._look(at, now)
 
     def clear(self) -> None:
         """Don't ring."""
@@ -51,10 +52,14 @@ class Alarm:
             return
         now = self._loop.time()
         if now < self._at:
-            self._handle = self._loop.call_at(min(self._at, now + LOOK_S), self._fire)
+            self._look(self._at, now)
         else:
             self._at = None
             self._ring()
+
+    def _look(self, at: float, now: float) -> None:
+        self._looks_at = min(at, now + LOOK_S)
+        self._handle = self._loop.call_at(self._looks_at, self._fire)
 
 
 class StallWatch:

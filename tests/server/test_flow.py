@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +29,21 @@ def test_an_alarm_rings_once_at_its_time() -> None:
     assert bell.rung == []
     bell.clock.advance(100)
     assert bell.rung == [10]
+
+
+@pytest.mark.parametrize("first_s", [0.0, 0.0004, 0.01])
+def test_an_alarm_on_uvloop_is_set_anew_however_near_it_is(first_s: float) -> None:
+    """What uvloop calls at once has a handle that tells no time."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        rung = asyncio.Event()
+        alarm = Alarm(loop, rung.set)
+        for seconds in (first_s, 0.0002, 0.0, 0.005, 0.0001):
+            alarm.set(seconds)
+        await asyncio.wait_for(rung.wait(), 10)
+
+    uvloop.run(main())
 
 
 def test_an_alarm_that_was_closed_does_not_ring() -> None:
