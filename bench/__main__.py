@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from bench import signals
+
 BENCHMARKS = {
     "engine": "ours beside transformers and llama.cpp on the same weights: decode, prefill, memory",
     "first_token": "what the server adds to the first token of an answer, while others stream",
@@ -19,14 +21,13 @@ BENCHMARKS = {
 
 
 def main(argv: list[str]) -> int:
-    """The exit code: 2 when there is no such benchmark."""
+    """The exit code: 2 when there is no such benchmark; see `signals` for one that is ended early."""
     if not argv or argv[0] not in BENCHMARKS:
         print("usage: python -m bench NAME …", file=sys.stderr)
         for name, what in BENCHMARKS.items():
             print(f"  {name:10} {what}", file=sys.stderr)
         return 2
-    code: int = importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
-    return code
+    return signals.guarded(lambda: int(importlib.import_module(f"bench.{argv[0]}").main(argv[1:])))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench import signals
+
 PROMPT_TOKENS = 128
 NEW_TOKENS = 128
 PREFILL_TOKENS = 1024
@@ -217,4 +219,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(signals.guarded(main))

@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import http_servers, over_http
-from bench.contenders import KINDS, Figures
+from bench import arguments, http_servers, over_http
+from bench.contenders import FIRST_ORDINARY_ID, KINDS, Figures
 from bench.machine import REPOSITORY, describe, markdown, spread
+from bench.processes import started
 
 OURS = ["sluice:float32", "sluice:bfloat16", "sluice:int8", "sluice:gguf"]
 TRANSFORMERS = ["transformers:bfloat16"]
@@ -34,12 +36,13 @@ ROUND_S_MAX = 900
 
 def main(argv: list[str]) -> int:
     """The exit code."""
-    options = parser().parse_args(argv)
+    options = _parsed(argv)
     kinds = http_servers.KINDS if options.http else tuple(KINDS)
     all_ = OURS + TRANSFORMERS + (LLAMA_CPP if options.llama_cpp else [])
     contenders = options.contenders = options.contenders or (http_servers.contenders(options) if options.http else all_)
     for each in contenders:
-        if each.partition(":")[0] not in kinds:
+        kind, _, dtype = each.partition(":")
+        if kind not in kinds or not dtype:
             print(f"{each!r} is no contender: {', '.join(kinds)}, each with :DTYPE", file=sys.stderr)
             return 2
     model = options.model or str(_default_model())
@@ -70,24 +73,54 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m bench engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="a checkpoint folder or a .gguf file (default: the server's default model)")
-    parser.add_argument("--contenders", nargs="+", metavar="KIND:DTYPE")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--contenders", nargs="+", metavar="KIND:DTYPE", help="(default: all that can be had)")
+    parser.add_argument(
+        "--batches", type=arguments.whole(1, 10_000), nargs="+", metavar="N", default=[1, 8, 32],
+        help="sequences at once (default: 1 8 32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=arguments.whole(1, arguments.ROUNDS_MAX), metavar="N", default=3, help="(default: 3)"
+    )
     parser.add_argument("--llama-cpp", default="", metavar="FOLDER", help="where llama-batched-bench and others are")
-    parser.add_argument("--json", metavar="FILE", help="keep every round's figures; with --http, go on with it")
+    parser.add_argument(
+        "--json", type=arguments.new_file, metavar="FILE", help="keep every round's figures; with --http, go on with it"
+    )
     parser.add_argument("--http", action="store_true", help="whole servers instead, as their clients see them")
     parser.add_argument(
         "--xllamacpp", default="", metavar="PYTHON", help="an interpreter that has llama.cpp as xllamacpp"
     )
     parser.add_argument("--vllm", default="", metavar="PROGRAM", help="vLLM's program")
     parser.add_argument("--transformers", default="", metavar="PROGRAM", help="transformers' program")
-    parser.add_argument("--rates", type=float, nargs="*", default=[1.0], help="requests a second that come at random")
-    parser.add_argument("--ids-max", type=int, default=32_000, help="prompts have ids below it")
     parser.add_argument(
-        "--prompts", type=int, nargs="+", default=[], metavar="TOKENS", help="with --http: long prompts, read alone"
-    )
-    parser.add_argument("--arrivals", type=int, default=24, help="how many of them")
+        "--rates", type=arguments.real(0.001, 100_000), nargs="*", metavar="R", default=[1.0],
+        help="requests a second that come at random (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ids-max", type=arguments.whole(FIRST_ORDINARY_ID + 1, 10**7), metavar="N", default=32_000,
+        help="prompts have ids below it (default: 32000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompts", type=arguments.whole(1, 10**6), nargs="+", default=[], metavar="TOKENS",
+        help="with --http: long prompts, read alone",
+    )  # fmt: skip
+    parser.add_argument(
+        "--arrivals", type=arguments.whole(1, 10**6), metavar="N", default=24,
+        help="how many requests come at random (default: 24)",
+    )  # fmt: skip
     return parser
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    """The command line, with every program that it names there."""
+    line = parser()
+    options = line.parse_args(argv)
+    for flag in ("xllamacpp", "vllm", "transformers"):
+        if (named := getattr(options, flag)) and shutil.which(named) is None:
+            line.error(f"argument --{flag}: there is no program {named!r}")
+    if options.llama_cpp and not Path(options.llama_cpp).is_dir():
+        line.error(f"argument --llama-cpp: there is no folder {options.llama_cpp!r}")
+    arguments.allow_open_files(line, max(options.batches) if options.http else 0, "--batches")
+    return options
 
 
 def _default_model() -> Path:
@@ -100,10 +133,11 @@ def _measure(contender: str, model: str, options: argparse.Namespace) -> Figures
     kind, _, dtype = contender.partition(":")
     command = [sys.executable, "-m", "bench.contenders", kind, "--model", model, "--dtype", dtype]
     command += ["--batches", *map(str, options.batches), "--llama-cpp", options.llama_cpp]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=ROUND_S_MAX)
-    if done.returncode:
-        raise SystemExit(f"{contender} failed:\n{done.stderr[-4000:]}")
-    return Figures(**json.loads(done.stdout.splitlines()[-1]))
+    with started(command, REPOSITORY, stderr=subprocess.PIPE) as process:
+        out, log = process.communicate(timeout=ROUND_S_MAX)
+    if process.returncode:
+        raise SystemExit(f"{contender} failed:\n{log.decode(errors='replace')[-4000:]}")
+    return Figures(**json.loads(out.splitlines()[-1]))
 
 
 def table(rounds: dict[str, list[Figures]], batches: list[int]) -> str:

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench import processes
+from bench import arguments, processes
 from bench.machine import REPOSITORY, describe, markdown, quantile
 from bench.readers import posted
 from engine.synthetic import CONTEXT_TOKENS_MAX, WORD_BASE, SyntheticRunner
@@ -35,6 +35,7 @@ from engine.wire import WIRE_VERSION, Admitted, Cancel, End, FrameReader, Gauges
 
 PACE_S = 0.020
 RUNNING_TOKENS = 100_000
+SEQUENCES_MAX = 10_000  # as the engine tells the server
 READ_BYTES = 64 * 1024
 DEADLINE_S = 10.0
 GOAL_MS = 0.3
@@ -64,7 +65,9 @@ uvloop.run(main(sys.argv[1]))
 
 def main(argv: list[str]) -> int:
     """The exit code."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    arguments.allow_open_files(parser, max(options.streams), "--streams")
     measured = [("a relay", measure_relay(options.requests))]
     for streams in options.streams:
         measured.append((f"{streams:,}", measure(streams, options.requests)))
@@ -81,8 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench first_token", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], metavar="N")
-    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument(
+        "--streams", type=arguments.whole(1, SEQUENCES_MAX), nargs="+", default=[1, 64], metavar="N",
+        help="that run at once, the one that is measured among them (default: 1 64)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--requests", type=arguments.whole(1, 10**6), default=500, metavar="N",
+        help="that are measured, with each number of streams (default: 500)",
+    )  # fmt: skip
     return parser
 
 
@@ -113,7 +122,7 @@ def _greet(listener: socket.socket) -> socket.socket:
     """The server's connection, on which it was told what is served."""
     runner = SyntheticRunner()
     spec, size, ends = runner.tokenizer, runner.vocab_size, runner.eos_ids
-    hello = Hello(WIRE_VERSION, "bench", "bench", spec, "", size, ends, CONTEXT_TOKENS_MAX, 10**7, 10**4)
+    hello = Hello(WIRE_VERSION, "bench", "bench", spec, "", size, ends, CONTEXT_TOKENS_MAX, 10**7, SEQUENCES_MAX)
     sock, _ = listener.accept()
     sock.sendall(encode(hello))
     return sock

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import TextIO, cast
 
+from bench import arguments
 from bench.machine import describe, markdown, spread
 from engine.tokenizer import Tokenizer
 from engine.wire import WIRE_VERSION, Gauges, Hello, Sampling, Step, Submit, TokenizerSpec
@@ -188,9 +189,12 @@ def _row(name: str, without: list[float], with_: list[float]) -> list[str]:
 def main(argv: list[str]) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench gateway", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="of each setting")
-    parser.add_argument("--times", type=int, default=5000, help="that a round does each thing")
-    parser.add_argument("--streams", type=int, default=200, help="in a step")
+    rounds, times = arguments.whole(1, arguments.ROUNDS_MAX), arguments.whole(1, 10**7)
+    parser.add_argument("--rounds", type=rounds, metavar="N", default=15, help="of each setting (default: 15)")
+    parser.add_argument("--times", type=times, metavar="N", default=5000, help="each thing in a round (default: 5000)")
+    parser.add_argument(
+        "--streams", type=arguments.whole(1, 10_000), metavar="N", default=200, help="in a step (default: 200)"
+    )
     options = parser.parse_args(argv)
     plain, limited = Server(limited=False), Server(limited=True)
     step_plain, step_limited = (steps(Server(limited=on), options.streams) for on in (False, True))

@@ -29,7 +29,6 @@ import json
 import os
 import random
 import re
-import signal
 import socket
 import statistics
 import sys
@@ -68,8 +67,7 @@ class Load:
 
 
 def main(options: argparse.Namespace, model: str) -> int:
-    """The exit code. `options` are those of bench.engine. A run that is cut leaves no server behind."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut"))
+    """The exit code. `options` are those of bench.engine."""
     kept = Kept(options.json, f"{Path(model).name}, {describe().rpartition(', ')[0]}")
     loads = [f"{streams} at once" for streams in options.batches] + [f"{rate:g} a second" for rate in options.rates]
     loads += [f"{tokens} of a prompt" for tokens in options.prompts]

@@ -7,12 +7,13 @@ was kept by --json. SVG, without dates and with fixed ids, so that a picture of 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from bench import arguments
 
 # The shares of all tokens, or streams, that the distributions are kept at.
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
@@ -26,13 +27,25 @@ Pyplot = Any  # matplotlib has no types where it isn't installed
 def main(argv: list[str]) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.plots", description=__doc__)
-    parser.add_argument("kept", metavar="KEPT.json")
-    parser.add_argument("folder", metavar="DIR")
+    of = arguments.kept(_look, "`python -m bench transports` or `peers`")
+    parser.add_argument("kept", type=of, metavar="KEPT.json", help="what --json kept")
+    parser.add_argument("folder", type=arguments.new_folder, metavar="DIR", help="where the pictures go")
     options = parser.parse_args(argv)
-    kept = json.loads(Path(options.kept).read_text(encoding="utf-8"))
-    for path in draw(kept, options.folder):
+    for path in draw(options.kept, options.folder):
         print(path)
     return 0
+
+
+def _look(kept: dict[str, Any]) -> None:
+    """Fails where a run has nothing that is drawn."""
+    if "samples" in kept:
+        for sample in kept["samples"]:
+            _ = [sample[name] for name in ("contender", "mode", "round")]
+            _ = [float(sample[name]) for name in ("step_ms", "streams", "cpu_us", "gap_p50_ms", "gap_p99_ms")]
+        _ = kept["samples"][0]
+    else:
+        runs = [run for each in kept["figures"].values() for found in each.values() for run in found]
+        _ = [float(run[name]) for run in runs for name in ("cpu_us", "memory_kib")], runs[0]
 
 
 def draw(kept: dict[str, Any], folder: str) -> list[Path]:
@@ -61,7 +74,7 @@ def _pyplot() -> Pyplot:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise SystemExit("--plots needs matplotlib: pip install -e '.[bench]'") from None
+        raise SystemExit("pictures need matplotlib: pip install -e '.[bench]'") from None
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "sluice", "svg.fonttype": "none", "font.size": 9, "axes.grid": True})
     matplotlib.rcParams.update({"grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False})

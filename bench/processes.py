@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import signals
 from bench.machine import REPOSITORY
 
 STOP_S_MAX = 10.0
@@ -48,8 +50,14 @@ def resident_bytes(pid: int) -> int:
 
 
 def on_core(core: int | None) -> list[str]:
-    """What stands before a command so that it stays on a core."""
-    return [] if core is None else ["taskset", "-c", str(core)]
+    """What stands before a command so that it stays on a core. Raises SystemExit where that can't be had."""
+    if core is None:
+        return []
+    if shutil.which("taskset") is None:
+        raise SystemExit(
+            "taskset, which keeps processes on their cores, is not here (Debian: apt-get install util-linux)"
+        )
+    return ["taskset", "-c", str(core)]
 
 
 @contextmanager
@@ -98,15 +106,22 @@ def ready_line(process: subprocess.Popen[bytes]) -> str:
 
 
 @contextmanager
-def started(command: Sequence[str], cwd: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block, and its children with it. What it logs is dropped."""
-    process = subprocess.Popen(
-        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+def started(
+    command: Sequence[str], cwd: Path, env: dict[str, str] | None = None, stderr: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the block, and its children with it. What it logs is dropped, unless `stderr` is another
+    of Popen's."""
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with signals.held():
+            process = subprocess.Popen(
+                command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+            )
         yield process
     finally:
-        _stop(process)
+        if process is not None:
+            with signals.held():
+                _stop(process)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -117,5 +132,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import TextIO, cast
 
 import uvloop
 
+from bench import arguments
 from bench.gateway import Engine, Server
 from bench.machine import describe, markdown
 from bench.readers import posted
@@ -216,12 +216,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench request", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--requests", nargs="+", metavar="NAME", default=list(requests()))
+    parser.add_argument(
+        "--rounds", type=arguments.whole(1, arguments.ROUNDS_MAX), metavar="N", default=50, help="(default: 50)"
+    )
+    parser.add_argument(
+        "--requests", type=arguments.one_of(requests(), "request"), nargs="+", metavar="NAME",
+        default=list(requests()), help=f"of {arguments.quoted(requests())} (default: all)",
+    )  # fmt: skip
     options = parser.parse_args(argv)
-    if unknown := set(options.requests) - requests().keys():
-        print(f"{min(unknown)!r} is no request: {', '.join(requests())}", file=sys.stderr)
-        return 2
     with Path("/dev/null").open("w", buffering=1) as log:  # a write for each line, as on stderr
         costs = uvloop.run(measure(options.rounds, options.requests, log))
     print(f"{describe()}; the least of {options.rounds} rounds of {CONNECTIONS} requests\n")

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from bench import arguments
 from bench.machine import REPOSITORY, describe, spread
 from bench.processes import ready_line, resident_bytes, started
 from bench.readers import H2_STREAMS, WINDOW_MAX, Http2, Seen, Tally, posted
@@ -37,6 +38,7 @@ SETTLE_S_MAX = 60.0
 READ_BYTES = 64 * 1024
 GOAL_BYTES = 20 * 1024
 TOKENS = 100_000  # more than any round plays
+SECONDS_MIN, SECONDS_MAX = 0.2, 1800.0  # some gaps in each stream; less than its tokens last
 
 
 @dataclass(frozen=True)
@@ -245,12 +247,22 @@ def _row(name: str, alone: list[float], beside: list[float]) -> str:
 def main(argv: list[str]) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench stalled", description=__doc__)
-    parser.add_argument("--streams", type=int, default=500, help="that are read, and that are not")
+    parser.add_argument(
+        "--streams", type=arguments.whole(1, arguments.STREAMS_MAX), metavar="N", default=500,
+        help="that are read, and that are not (default: 500)",
+    )  # fmt: skip
     parser.add_argument("--http2", action="store_true", help=f"{H2_STREAMS} streams of one connection, one not read")
-    parser.add_argument("--rounds", type=int, default=3, help="of each setting")
-    parser.add_argument("--seconds", type=float, default=8.0, help="that a round is measured for")
+    parser.add_argument(
+        "--rounds", type=arguments.whole(1, arguments.ROUNDS_MAX), metavar="N", default=3,
+        help="of each setting (default: 3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=arguments.real(SECONDS_MIN, SECONDS_MAX), metavar="S", default=8.0,
+        help="that a round is measured for (default: 8)",
+    )  # fmt: skip
     options = parser.parse_args(argv)
     one_round, count = (play_http2, H2_STREAMS) if options.http2 else (play, options.streams)
+    arguments.allow_open_files(parser, 2 * count, "--streams")  # the server's
     load = os.getloadavg()[0]  # of the last minute: other work makes a few long steps, and p99 is of those
     alone: list[Round] = []
     beside: list[Round] = []

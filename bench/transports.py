@@ -28,11 +28,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import plots, processes
+from bench import arguments, plots, processes
 from bench.load import Figures, play
 from bench.machine import describe, markdown, spread
 from bench.profiling import compared
-from bench.readers import TRANSPORTS
+from bench.readers import H2_STREAMS, TRANSPORTS
 
 STEP_MS = 20.0
 STREAMS_AT_STEP = 500  # with more of them a step takes longer, in proportion
@@ -42,9 +42,15 @@ PROFILED_TOKENS = 200  # for some hundred samples
 # The test that shows it: in a real browser; and coming back behind a cut, without a token lost or twice. Where no test
 # of this repository does, the cell is empty.
 SHOWN = {
-    "short polling": ("", "tests/test_resume.py::TestPolling::test_waiting_ends_with_the_time_or_with_an_event"),
+    "short polling": (
+        "tests/playground/test_page.py::test_the_race",
+        "in a browser: tests/playground/test_failures.py::test_lanes_that_can_come_back_to_their_stream_do",
+    ),
     "long polling": ("", "tests/test_resume.py::TestPolling::test_the_whole_of_it"),
-    "chunked NDJSON": ("", "tests/test_resume.py::TestFinishedStream::test_ndjson_from_every_position"),
+    "chunked NDJSON": (
+        "tests/playground/test_page.py::test_the_race",
+        "tests/test_resume.py::TestFinishedStream::test_ndjson_from_every_position",
+    ),
     "chunked text": ("", "tests/test_resume.py::TestFinishedStream::test_plain_text_from_every_byte"),
     "SSE, HTTP/1.1": (
         "tests/clients/test_browser.py::test_event_source",
@@ -66,14 +72,13 @@ Results = dict[str, dict[int, list[Figures]]]
 
 def main(argv: list[str]) -> int:
     """The exit code."""
-    options = _parser().parse_args(argv)
-    unknown = set(options.transports) - TRANSPORTS.keys()
-    if unknown:
-        print(f"{min(unknown)!r} is no transport: {', '.join(TRANSPORTS)}", file=sys.stderr)
-        return 2
+    parser = _parser()
+    options = parser.parse_args(argv)
     if options.plots:
         plots.check()
     counts = options.streams or ([1, 64, 512] if options.quick else [1, 64, 512, MANY])
+    each = H2_STREAMS if set(options.transports) == {H2} else 1  # on a connection
+    arguments.allow_open_files(parser, -(-max(counts) // each), "--streams")
     rounds = options.rounds or (2 if options.quick else 5)
     tokens = options.tokens or (40 if options.quick else 150)
     before = os.getloadavg()[0]
@@ -87,11 +92,11 @@ def main(argv: list[str]) -> int:
     print(markdown(["transport", "in a browser", "comes back behind a cut"], [[n, *SHOWN[n]] for n in results]))
     if H2 in results and not options.no_profile:
         print(f"\n{compared(H2, 'SSE, HTTP/1.1', tokens=options.tokens or PROFILED_TOKENS)}")
-    if options.compare:
-        print(f"\n{moved(json.loads(Path(options.compare).read_text()), results)}")
     keep = kept(results, before, tokens)
     if options.json:
         Path(options.json).write_text(json.dumps(keep, indent=1), encoding="utf-8")
+    if options.compare:
+        print(f"\n{moved(options.compare, results)}")
     if options.plots:
         print("\n" + "\n".join(map(str, plots.draw(keep, options.plots))))
     return 0
@@ -102,14 +107,30 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench transports", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="2 rounds of 40 tokens, up to 512 streams")
-    parser.add_argument("--streams", type=int, nargs="+", metavar="N")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--tokens", type=int, help="of each stream")
-    parser.add_argument("--transports", nargs="+", metavar="NAME", default=list(TRANSPORTS))
+    parser.add_argument(
+        "--streams", type=arguments.whole(1, arguments.STREAMS_MAX), nargs="+", metavar="N",
+        help=f"that begin at once (default: 1 64 512 {MANY}; with --quick 1 64 512)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=arguments.whole(1, arguments.ROUNDS_MAX), metavar="N", help="(default: 5; with --quick 2)"
+    )
+    parser.add_argument(
+        "--tokens", type=arguments.whole(2, arguments.TOKENS_MAX), metavar="N",
+        help="of each stream, from 2 for a gap (default: 150; with --quick 40)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--transports", type=arguments.one_of(TRANSPORTS, "transport"), nargs="+", metavar="NAME",
+        default=list(TRANSPORTS), help=f"of {arguments.quoted(TRANSPORTS)} (default: all)",
+    )  # fmt: skip
     parser.add_argument("--no-profile", action="store_true", help="leave out where a token's time goes over HTTP/2")
-    parser.add_argument("--json", metavar="FILE", help="keep every round's figures")
-    parser.add_argument("--plots", metavar="DIR", help="draw them as SVG; needs the extra `bench`")
-    parser.add_argument("--compare", metavar="OLD.json", help="show what moved since a run that was kept")
+    parser.add_argument("--json", type=arguments.new_file, metavar="FILE", help="keep every round's figures")
+    parser.add_argument(
+        "--plots", type=arguments.new_folder, metavar="DIR", help="draw them as SVG; needs the extra `bench`"
+    )
+    parser.add_argument(
+        "--compare", type=arguments.kept(_medians, "`python -m bench transports`"), metavar="OLD.json",
+        help="show what moved since a run that was kept",
+    )  # fmt: skip
     return parser
 
 
@@ -139,6 +160,7 @@ LATENCIES = {
     "itl_p50_ms": "ITL p50 ms",
     "itl_p99_ms": "ITL p99 ms",
 }
+MOVED = {"cpu_us": "CPU µs", "itl_p99_ms": "ITL p99 ms", "bytes_from": "bytes from", "memory_kib": "KiB"}
 
 
 def tables(results: Results) -> str:
@@ -176,19 +198,27 @@ def kept(results: Results, load: float, tokens: int) -> dict[str, Any]:
 
 def moved(old: dict[str, Any], results: Results) -> str:
     """Medians then and now of what both runs have. Absolute times are comparable on one machine only."""
-    fields = {"cpu_us": "CPU µs", "itl_p99_ms": "ITL p99 ms", "bytes_from": "bytes from", "memory_kib": "KiB"}
+    medians = _medians(old)
     rows = []
     for name, each in results.items():
         for count, found in each.items():
-            before = old["figures"].get(name, {}).get(str(count))
-            if before:
-                rows.append([name, f"{count:,}", *(_then_and_now(before, found, field) for field in fields)])
-    return f"Since {old['machine']}, load {old['load']:.1f}:\n\n" + markdown(
-        ["transport", "streams", *fields.values()], rows
-    )
+            if before := medians.get((name, str(count))):
+                rows.append([name, f"{count:,}", *(_then_and_now(before[field], found, field) for field in MOVED)])
+    since = f"Since {old['machine']}, load {old['load']:.1f}:"
+    if not rows:
+        return f"{since} nothing to compare, the runs have no transport with the same number of streams in common."
+    return f"{since}\n\n" + markdown(["transport", "streams", *MOVED.values()], rows)
 
 
-def _then_and_now(before: list[dict[str, float]], found: list[Figures], field: str) -> str:
-    then = statistics.median(each[field] for each in before)
+def _medians(old: dict[str, Any]) -> dict[tuple[str, str], dict[str, float]]:
+    """Of a run that was kept, by transport and number of streams."""
+    return {
+        (name, count): {field: statistics.median(float(run[field]) for run in runs) for field in MOVED}
+        for name, each in old["figures"].items()
+        for count, runs in each.items()
+    }
+
+
+def _then_and_now(then: float, found: list[Figures], field: str) -> str:
     now = statistics.median(getattr(each, field) for each in found)
     return f"{then:.1f} → {now:.1f}" + (f" (× {now / then:.2f})" if then > 0 else "")

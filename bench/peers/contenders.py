@@ -85,7 +85,8 @@ def build(folder: Path) -> None:
 
 
 def versions(python: str) -> dict[str, str]:
-    """What of the peers' needs is installed for that interpreter and on this machine, with versions."""
+    """What of the peers' needs is installed for that interpreter and on this machine, with versions. Raises SystemExit
+    where it is none."""
     packages = sorted({need for peer in PEERS.values() for need in peer.needs if not need.startswith("$")})
     look = (
         "import importlib.metadata as m, json, sys\n"
@@ -95,8 +96,11 @@ def versions(python: str) -> dict[str, str]:
         "    except m.PackageNotFoundError: pass\n"
         "print(json.dumps(found))"
     )
-    done = subprocess.run([python, "-c", look, *packages], capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(done.stdout)
+    try:
+        done = subprocess.run([python, "-c", look, *packages], capture_output=True, text=True, timeout=LISTEN_S_MAX)
+        found: dict[str, str] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        raise SystemExit(f"{python} is no Python that can be asked for its packages") from None
     if shutil.which("node"):
         found["$node"] = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout.strip()
     if (package := FOLDER / "node_modules" / "ws" / "package.json").exists():

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import peers, plots, processes
+from bench import arguments, peers, plots, processes
 from bench.machine import describe, markdown, spread
 from bench.peers.contenders import BASELINE, MODES, OURS, PEERS, Target, build, missing, running, versions
 from server import outlet
@@ -55,19 +55,23 @@ class Sample:
 
 def main(argv: list[str]) -> int:
     """The exit code: 1 when a stream of any contender went wrong."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     if options.plots:
         plots.check()
     chosen = [BASELINE, OURS, *(name for name in PEERS if name != BASELINE and name in options.contenders)]
     steps = options.steps if options.steps is not None else ([STEP_MS] if options.quick else [STEP_MS, 0.0])
     counts = options.streams or ([512] if options.quick else [512, 2000])
     rounds = options.rounds or (2 if options.quick else 5)
+    tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
+    if tokens * max(steps) > RUN_S_MAX * 1000:
+        parser.error(f"argument --steps: {tokens} tokens, {max(steps):g} ms each, take longer than {RUN_S_MAX} s")
+    arguments.allow_open_files(parser, max(counts), "--streams")
     found = versions(options.python)
     before = os.getloadavg()[0]
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         build(Path(folder))
-        tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
         race = Race(Path(folder), options.python, options.modes, found, tokens)
         for number in range(rounds):
             turned = chosen[number % len(chosen) :] + chosen[: number % len(chosen)]
@@ -84,11 +88,11 @@ def main(argv: list[str]) -> int:
     print(f"{rounds} rounds; median (least to most)")
     for setting in dict.fromkeys(sample.setting for sample in samples):
         print(f"\n{title(*setting)}\n\n{table(samples, setting, chosen, found)}")
-    if options.compare:
-        print(f"\n{moved(json.loads(Path(options.compare).read_text()), samples)}")
     kept = {"machine": describe(), "load": before, "versions": found, "samples": [asdict(each) for each in samples]}
     if options.json:
         Path(options.json).write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    if options.compare:
+        print(f"\n{moved(options.compare, samples)}")
     if options.plots:
         print("\n" + "\n".join(map(str, plots.draw(kept, options.plots))))
     return int(any(sample.errors for sample in samples))
@@ -101,16 +105,44 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="2 rounds of 50 tokens, 512 streams, paced only")
-    parser.add_argument("--contenders", nargs="+", metavar="NAME", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--streams", type=int, nargs="+", metavar="N")
-    parser.add_argument("--steps", type=float, nargs="+", metavar="MS", help="paces; 0 is as fast as it goes")
-    parser.add_argument("--tokens", type=int, help="of each stream")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has the peers installed")
-    parser.add_argument("--json", metavar="FILE", help="keep every run's figures")
-    parser.add_argument("--plots", metavar="DIR", help="draw them as SVG; needs the extra `bench`")
-    parser.add_argument("--compare", metavar="OLD.json", help="show which ratios moved since a run that was kept")
+    others = [name for name in PEERS if name != BASELINE]
+    parser.add_argument(
+        "--contenders", type=arguments.one_of([OURS, *PEERS], "contender"), nargs="+", metavar="NAME",
+        default=list(PEERS),
+        help=f"beside ours ({OURS!r}) and {BASELINE!r}, which always run: of {arguments.quoted(others)} "
+        "(default: all that --python has)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--modes", type=arguments.one_of(MODES, "mode"), nargs="+", metavar="MODE", default=list(MODES),
+        help=f"of {', '.join(f'{mode} ({NAMES[mode]})' for mode in MODES)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--streams", type=arguments.whole(1, arguments.STREAMS_MAX), nargs="+", metavar="N",
+        help="at once (default: 512 2000; with --quick 512)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=arguments.real(0, RUN_S_MAX * 1000), nargs="+", metavar="MS",
+        help=f"paces; 0 is as fast as it goes (default: {STEP_MS:g} 0; with --quick {STEP_MS:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokens", type=arguments.whole(2, arguments.TOKENS_MAX), metavar="N",
+        help=f"of each stream, from 2 for a gap (default: {TOKENS}; with --quick {QUICK_TOKENS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=arguments.whole(1, arguments.ROUNDS_MAX), metavar="N", help="(default: 5; with --quick 2)"
+    )
+    parser.add_argument(
+        "--python", type=arguments.program, default=sys.executable,
+        help="an interpreter that has the peers installed (default: this one)",
+    )  # fmt: skip
+    parser.add_argument("--json", type=arguments.new_file, metavar="FILE", help="keep every run's figures")
+    parser.add_argument(
+        "--plots", type=arguments.new_folder, metavar="DIR", help="draw them as SVG; needs the extra `bench`"
+    )
+    parser.add_argument(
+        "--compare", type=arguments.kept(_samples, "`python -m bench peers`"), metavar="OLD.json",
+        help="show which ratios moved since a run that was kept",
+    )  # fmt: skip
     return parser
 
 
@@ -238,13 +270,22 @@ def _row(name: str, mine: list[Sample], ratio: list[float]) -> list[str]:
 
 def moved(old: dict[str, Any], samples: list[Sample]) -> str:
     """Ratios then and now, of every contender and setting that both runs have."""
-    before = [Sample(**each) for each in old["samples"]]
+    before = _samples(old)
     rows = []
     for name, setting in dict.fromkeys((sample.contender, sample.setting) for sample in samples):
         then, now = ratios(before, name, setting), ratios(samples, name, setting)
         if then and now and name != BASELINE:
             change = statistics.median(now) / statistics.median(then)
             rows.append([name, title(*setting), spread(then, 2), spread(now, 2), f"× {change:.2f}"])
-    return f"× C writer, since {old['machine']}, load {old['load']:.1f}:\n\n" + markdown(
-        ["server", "setting", "then", "now", "change"], rows
-    )
+    since = f"× C writer, since {old['machine']}, load {old['load']:.1f}:"
+    if not rows:
+        return f"{since} nothing to compare, the runs have no server with the same setting in common."
+    return f"{since}\n\n" + markdown(["server", "setting", "then", "now", "change"], rows)
+
+
+def _samples(old: dict[str, Any]) -> list[Sample]:
+    """Of a run that was kept, each round with its writer."""
+    samples = [Sample(**each) for each in old["samples"]]
+    for name, setting in {(sample.contender, sample.setting) for sample in samples}:
+        ratios(samples, name, setting)
+    return samples
