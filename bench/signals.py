@@ -53,6 +53,11 @@ def held() -> Iterator[None]:
         _tell()
 
 
+def came() -> bool:
+    """Whether the end was asked for."""
+    return _State.came != 0
+
+
 def _take(number: int, _: FrameType | None) -> None:
     _State.came = _State.came or number
     _tell()
