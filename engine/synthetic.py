@@ -196,14 +196,19 @@ def _follow(sequence: Sequence, constraint: Constraint, start: int) -> Sampled:
 
 
 def _position_after(script: _Script, generated: int) -> int:
-    """Where a sequence goes on that already has so many tokens: behind what it played, faults included."""
+    """Where a sequence goes on that already has so many tokens: behind what it played, faults included; but one that
+    ends a sequence was not played."""
     at = 0
     while at < len(script.items) and generated > 0:
         generated -= isinstance(script.items[at], int)
         at += 1
-    while at < len(script.items) and not isinstance(script.items[at], int) and generated == 0 and at > 0:
+    while 0 < at < len(script.items) and generated == 0 and _is_outlived(script.items[at]):
         at += 1
     return at
+
+
+def _is_outlived(item: int | dict[str, Any]) -> bool:
+    return not isinstance(item, int) and not item.keys() & {"error", "raise"}
 
 
 def _tell_prompt(sequence: Sequence, vocab_size: int) -> None:

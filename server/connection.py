@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 from typing import cast
 
 from protocols.http1 import Body, BodyEnd, Event, Http1, Refusal, Request, chunk
 from protocols.http2_guard import PREFACE
 from server.begun import begin
 from server.exchange import new_call, refusal_of, streaming_fields, too_large, whole_fields
-from server.flow import Alarm, Farewell, StallWatch
+from server.flow import LINGER_BYTES_MAX, LINGER_NOT_AT_ALL, LINGER_S, Alarm, Farewell, StallWatch
 from server.host import Host
 from server.http import Call, Headers, Response, Streaming
 from server.http1_channel import HttpChannel
@@ -29,17 +28,10 @@ from server.websocket_connection import WebSocketConnection
 # waits above it takes three times its bytes, and a client that doesn't read would cost that for each. So the first one
 # or two wait there, and all others in the log, to leave in one write when the client reads again.
 HIGH_WATER_BYTES = 256
-# Behind the last answer the client may still be sending; closing at once would reset the connection and lose the
-# answer on its way (RFC 9112 9.6). It gets so long to read it, and so many bytes to send: most clients write a body to
-# its end before they read, and one that is too large is often many times the limit. The bytes are dropped as they come.
-LINGER_S = 2.0
-LINGER_BYTES_MAX = 64 * 1024 * 1024
 # Pipelined bytes that wait behind a request; above it the socket is not read, and TCP holds the client back.
 PIPELINE_BYTES_MAX = 64 * 1024
 # A client that sends pings, or messages to an echo, and does not read the replies is not read any more above this.
 UNREAD_REPLIES_BYTES_MAX = 64 * 1024
-
-_LINGER_NOT_AT_ALL = struct.pack("ii", 1, 0)  # struct linger: closing sends a reset
 
 
 class Connection(asyncio.Protocol):
@@ -83,9 +75,8 @@ class Connection(asyncio.Protocol):
     @property
     def protocol(self) -> str:
         """A metric label."""
-        if self._http2 is not None:
-            return "http2"
-        return "http1" if self._websocket is None else "websocket"
+        other = "http1" if self._websocket is None else "websocket"
+        return "http2" if self._http2 is not None else other
 
     # The transport's side
 
@@ -213,10 +204,12 @@ class Connection(asyncio.Protocol):
         self._stall.begin()
 
     def resume_writing(self) -> None:
-        """The client drained it: readers go on."""
-        self.writable = True
+        """The client drained it: readers go on. Or an abort threw it away, which uvloop tells alike."""
         if self._stall is not None:
             self._stall.end()
+        if self.transport.is_closing():
+            return
+        self.writable = True
         if self._channel is not None:
             self._channel.writable = True
             self._channel.reader.pump()
@@ -239,7 +232,7 @@ class Connection(asyncio.Protocol):
         if self._until_close and (self._channel is not None or self.unsent()):
             self._reset()
         else:
-            self.transport.abort()
+            self._abandon()
 
     def drain(self) -> None:
         """The server will stop: close once nothing is in flight. A first request is waited for."""
@@ -254,7 +247,14 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         """Close so that the client sees an error: towards HTTP/1.0 an orderly close says that the body is whole."""
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT_AT_ALL)
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT_AT_ALL)
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """The transport drops what it is given from here on, and an outlet's token must not leave behind such."""
+        self.writable = False
+        if self._channel is not None:
+            self._channel.writable = False
         self.transport.abort()
 
     def _close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 
 # A stalled write is looked at so many times within its deadline: a client that takes a few bytes in between lives.
@@ -10,6 +11,12 @@ STALL_LOOKS = 4
 # An alarm's timer rings no later than so, to be set again: a nearer time that is set meanwhile finds one that is early
 # enough. A connection waits for its first request for longer than for a stream's next ping.
 LOOK_S = 15.0
+# Behind the last answer the client may still be sending; closing at once would reset the connection and lose the
+# answer on its way (RFC 9112 9.6). It gets so long to read it, and so many bytes to send: most clients write a body to
+# its end before they read, and one that is too large is often many times the limit. The bytes are dropped as they come.
+LINGER_S = 2.0
+LINGER_BYTES_MAX = 64 * 1024 * 1024
+LINGER_NOT_AT_ALL = struct.pack("ii", 1, 0)  # struct linger: closing sends a reset
 
 
 class Alarm:

@@ -32,6 +32,8 @@ from server.tools.formats import CallFormat
 
 # A request that was with two engines when they died is likely what killed them: it isn't given to a third.
 ENGINE_DEATHS_MAX = 2
+# Several engines may die in one instant. Before a stream is given to another one, that one's end would be known.
+REGROUP_S = 0.02
 # Streams that are no longer held are still told apart from those that never were, as long as this many came since.
 GONE_MAX = 16_384
 
@@ -471,7 +473,7 @@ class StreamTable:
             if wait_s <= 0 or stream.deaths >= ENGINE_DEATHS_MAX:
                 stream.finish(Outcome(outcomes.ERROR, "the engine died", retriable=stream.deaths < ENGINE_DEATHS_MAX))
         if self.engine.hello is not None:
-            self._submit_again()
+            self.call_later(REGROUP_S, self._submit_again)
         elif self._live and self._returning is None:
             self._returning = self.call_later(wait_s, self._give_up_waiting)
 
@@ -484,6 +486,8 @@ class StreamTable:
 
     def _submit_again(self) -> None:
         """Every choice that no engine has, from its prompt and what it has generated."""
+        if self.engine.hello is None:
+            return
         for stream in list(self._live):
             for choice in stream.live:
                 if choice.sequence_id not in self._choices:

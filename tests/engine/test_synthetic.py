@@ -260,6 +260,12 @@ def test_another_engine_goes_on_behind_the_tokens_made_and_the_fault_that_follow
     assert text(runner, each) == b"abcde<|im_end|>"
 
 
+def test_another_engine_plays_an_error_that_was_not_played(play: Play) -> None:
+    """An error ends its sequence: one that goes on has not come to it."""
+    each = sequence(generated=[ord("a")])
+    assert run(play(["a", {"pause_ms": 1}, {"error": "it broke"}]), each)[-1] == Sampled(0, error="it broke")
+
+
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from server.connection import HIGH_WATER_BYTES, LINGER_BYTES_MAX, LINGER_S, PIPELINE_BYTES_MAX
+from server.connection import HIGH_WATER_BYTES, PIPELINE_BYTES_MAX
+from server.flow import LINGER_BYTES_MAX, LINGER_S
+from server.http1_channel import HttpChannel
 from tests.fuzz.transport import HIGH_WATER_DIVISOR
 from tests.support.wire_side import BIG, DEADLINES, Side, get, wire_side
 
@@ -193,6 +197,17 @@ class TestEnd:
             assert second.received.startswith(b"HTTP/1.1 503 ") and b"Retry-After" in second.received
             side.pass_time(LINGER_S)
             assert second.lost and not side.transport.lost
+
+
+def test_readers_stop_at_an_abort_and_not_a_turn_later(side: Side) -> None:
+    """An outlet's send may pass where the transport has dropped the token before."""
+    connection = side.connection
+    channel = connection._channel = HttpChannel(connection, writable=True)
+    channel.reader = cast(Any, SimpleNamespace(leave=lambda: None))
+    connection.pause_writing()
+    connection.abort()
+    connection.resume_writing()  # as uvloop says of what it throws away
+    assert not (connection.writable or channel.writable)
 
 
 def test_only_a_client_that_waited_for_an_answer_has_left_before_it(side: Side) -> None:

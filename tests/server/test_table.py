@@ -16,7 +16,7 @@ from server.gateway.limits import unused_tokens
 from server.log import Event
 from server.outcome import Outcome
 from server.stream import Choice, Stream, new_stream_id
-from server.table import ENGINE_DEATHS_MAX, GONE_MAX, Busy
+from server.table import ENGINE_DEATHS_MAX, GONE_MAX, REGROUP_S, Busy
 from tests.support.tables import START_S, Client, Rig, StandingBucket
 
 # Room
@@ -353,6 +353,23 @@ def test_a_request_present_at_two_deaths_is_not_tried_again() -> None:
     assert rig.engine.submitted[-1].prompt == young.stream.choices[0].prompt.tolist()
 
 
+def test_engines_that_die_in_one_instant_are_one_death_to_a_stream() -> None:
+    rig = Rig()
+    first, second = rig.open(), rig.open()
+    for client in (first, second):
+        rig.admit(client.stream)
+    for client in (first, second):
+        (choice,) = client.stream.choices
+        del rig.engine.live[choice.sequence_id]
+        rig.table.on_engine_lost([choice.sequence_id])
+        rig.clock.advance(REGROUP_S / 2)
+    rig.clock.advance(REGROUP_S)
+    assert [client.stream.deaths for client in (first, second)] == [1, 1]
+    rig.play(first.stream, "a")
+    rig.play(second.stream, "b")
+    assert (first.text, second.text) == ("a", "b")
+
+
 def test_an_engine_that_does_not_come_back_in_time_is_an_error() -> None:
     rig = Rig(engine_restart_wait_s=30)
     client = rig.open()
@@ -399,6 +416,7 @@ def test_of_several_engines_one_dies_with_its_own_sequences_which_go_on_at_once(
         del rig.engine.live[id_]
     before = len(rig.engine.submitted)
     rig.table.on_engine_lost(lost)
+    rig.clock.advance(REGROUP_S)
     again = rig.engine.submitted[before:]
     assert [message.generated for message in again] == [list(b"ab"), []]
     assert rig.clock.pending == 0  # nothing waits for an engine, nor, once admitted, for a place in the batch
