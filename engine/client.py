@@ -135,6 +135,7 @@ class EngineClient(asyncio.Protocol):
             self._on_step(message, more)
 
     def _take_hello(self, message: Hello) -> None:
+        self._schedule_flush()  # what has waited for an engine reaches it together, so that priorities count
         try:
             self._greet(message)
         except WireError as error:

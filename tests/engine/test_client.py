@@ -123,6 +123,16 @@ async def test_the_first_new_sequence_of_a_turn_leaves_at_once_and_the_others_to
 
 
 @in_loop
+async def test_what_has_waited_for_an_engine_reaches_it_in_one_write() -> None:
+    rig = Rig()
+    rig.client._on_hello = lambda _: [rig.client.submit(submit(id_)) for id_ in (1, 2, 3)] and None
+    rig.client.data_received(encode(hello()))
+    assert rig.transport.writes == []
+    await turn()
+    assert rig.transport.writes == [b"".join(encode(submit(id_)) for id_ in (1, 2, 3))]
+
+
+@in_loop
 async def test_each_turn_has_its_own_write_and_a_quiet_one_has_none() -> None:
     rig = Rig()
     rig.client.credit(1, 5)

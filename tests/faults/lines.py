@@ -27,10 +27,11 @@ HTTP2_WINDOW_SMALL = 2048
 
 
 class Line(Protocol):
-    """An answer. `end`: open, whole, cut or reset."""
+    """An answer. `end`: open, whole, cut or reset. `fed`: bytes of the body that its reader has taken up."""
 
     status: int
     body: bytearray
+    fed: int
 
     @property
     def end(self) -> str:
@@ -87,6 +88,7 @@ class Http1Line:
             raise
         self.status = self._answer.status
         self.body = self._answer.body
+        self.fed = 0
 
     @property
     def end(self) -> str:
@@ -150,6 +152,7 @@ class Http2Line:
         self._fields = self._peer.fields.get(self._stream, {})
         self.status = int(self._fields.get(":status", 0))
         self.body = self._peer.bodies[self._stream]
+        self.fed = 0
 
     @property
     def end(self) -> str:

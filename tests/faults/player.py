@@ -292,10 +292,9 @@ class Player:
         self, ledger: Ledger, visit: Visit, line: Line, feed: Feed, wanted: int, attendance: Attendance
     ) -> bool:
         """Read so many events. False when there is no more to read, or the reader has lost its patience."""
-        taken = 0 if feed.count == 0 else len(line.body)
         while True:
-            if len(line.body) > taken:
-                data, taken = bytes(line.body[taken:]), len(line.body)
+            if len(line.body) > line.fed:
+                data, line.fed = bytes(line.body[line.fed :]), len(line.body)
                 feed.take(data)
             self._cancel_if_due(ledger, feed.count)
             if line.end != "open":
