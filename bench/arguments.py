@@ -121,6 +121,17 @@ def kept(look: Callable[[Any], object], what: str) -> Callable[[str], dict[str, 
     return take
 
 
+def add_kept(parser: argparse.ArgumentParser, look: Callable[[Any], object], *, moved: str) -> None:
+    """The flags of a bench whose runs can be kept, drawn and compared; see `kept` for `look`. `moved`: what a
+    comparison shows."""
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="keep every run's figures")
+    parser.add_argument("--plots", type=new_folder, metavar="DIR", help="draw them as SVG; needs the extra `bench`")
+    parser.add_argument(
+        "--compare", type=kept(look, f"`{parser.prog}`"), metavar="OLD.json",
+        help=f"show {moved} since a run that was kept",
+    )  # fmt: skip
+
+
 def program(text: str) -> str:
     """Something that can be run."""
     if shutil.which(text) is None:

@@ -29,13 +29,13 @@ from pathlib import Path
 
 from bench import arguments, processes
 from bench.machine import REPOSITORY, describe, markdown, quantile
+from bench.processes import SEQUENCES_MAX, synthetic_hello
 from bench.readers import posted
-from engine.synthetic import CONTEXT_TOKENS_MAX, WORD_BASE, SyntheticRunner
-from engine.wire import WIRE_VERSION, Admitted, Cancel, End, FrameReader, Gauges, Hello, Step, Submit, encode
+from engine.synthetic import WORD_BASE
+from engine.wire import Admitted, Cancel, End, FrameReader, Gauges, Step, Submit, encode
 
 PACE_S = 0.020
 RUNNING_TOKENS = 100_000
-SEQUENCES_MAX = 10_000  # as the engine tells the server
 READ_BYTES = 64 * 1024
 DEADLINE_S = 10.0
 GOAL_MS = 0.3
@@ -120,11 +120,8 @@ def _listening() -> Iterator[tuple[socket.socket, str]]:
 
 def _greet(listener: socket.socket) -> socket.socket:
     """The server's connection, on which it was told what is served."""
-    runner = SyntheticRunner()
-    spec, size, ends = runner.tokenizer, runner.vocab_size, runner.eos_ids
-    hello = Hello(WIRE_VERSION, "bench", "bench", spec, "", size, ends, CONTEXT_TOKENS_MAX, 10**7, SEQUENCES_MAX)
     sock, _ = listener.accept()
-    sock.sendall(encode(hello))
+    sock.sendall(encode(synthetic_hello()))
     return sock
 
 
@@ -134,7 +131,6 @@ class _Engine:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._reader = FrameReader(engine_side=True)
-        self._running: list[int] = []
         self._made = 0
         sock.settimeout(DEADLINE_S)
 

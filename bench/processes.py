@@ -22,8 +22,11 @@ from typing import Any
 
 from bench import signals
 from bench.machine import REPOSITORY
+from engine.synthetic import CONTEXT_TOKENS_MAX, SyntheticRunner
+from engine.wire import WIRE_VERSION, Hello
 
 STOP_S_MAX = 10.0
+SEQUENCES_MAX = 10_000  # that an engine played by a bench runs at once
 HURRY_S = 0.5
 _CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE = _CORES[0] if len(_CORES) > 1 else None
@@ -59,6 +62,23 @@ def on_core(core: int | None) -> list[str]:
             "taskset, which keeps processes on their cores, is not here (Debian: apt-get install util-linux)"
         )
     return ["taskset", "-c", str(core)]
+
+
+def synthetic_hello() -> Hello:
+    """What the synthetic engine says of itself, for a bench that plays it."""
+    runner = SyntheticRunner()
+    return Hello(
+        wire_version=WIRE_VERSION,
+        engine_version="bench",
+        model="bench",
+        tokenizer=runner.tokenizer,
+        tokenizer_hash="",
+        vocab_size=runner.vocab_size,
+        eos_ids=runner.eos_ids,
+        context_tokens_max=CONTEXT_TOKENS_MAX,
+        pool_tokens=10**7,
+        running_max=SEQUENCES_MAX,
+    )
 
 
 @contextmanager

@@ -26,9 +26,10 @@ import uvloop
 from bench import arguments
 from bench.gateway import Engine, Server
 from bench.machine import describe, markdown
+from bench.processes import synthetic_hello
 from bench.readers import posted
-from engine.synthetic import CONTEXT_TOKENS_MAX, WORD_BASE, SyntheticRunner
-from engine.wire import WIRE_VERSION, Admitted, End, Gauges, Hello, Step, Submit
+from engine.synthetic import WORD_BASE
+from engine.wire import Admitted, End, Gauges, Hello, Step, Submit
 from server import garbage
 from server.app import new_request_id
 from server.connection import Connection
@@ -110,11 +111,7 @@ class Bench:
     """One server, and connections to it."""
 
     def __init__(self, log: TextIO, loop: asyncio.AbstractEventLoop) -> None:
-        runner = SyntheticRunner()
-        spec = runner.tokenizer
-        size, ends = runner.vocab_size, runner.eos_ids
-        hello = Hello(WIRE_VERSION, "bench", "bench", spec, "", size, ends, CONTEXT_TOKENS_MAX, 10**7, 10**4)
-        self.engine = Orders(hello)
+        self.engine = Orders(synthetic_hello())
         self.server = Server(
             limited=False,
             engine=self.engine,

@@ -123,14 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         default=list(TRANSPORTS), help=f"of {arguments.quoted(TRANSPORTS)} (default: all)",
     )  # fmt: skip
     parser.add_argument("--no-profile", action="store_true", help="leave out where a token's time goes over HTTP/2")
-    parser.add_argument("--json", type=arguments.new_file, metavar="FILE", help="keep every round's figures")
-    parser.add_argument(
-        "--plots", type=arguments.new_folder, metavar="DIR", help="draw them as SVG; needs the extra `bench`"
-    )
-    parser.add_argument(
-        "--compare", type=arguments.kept(_medians, "`python -m bench transports`"), metavar="OLD.json",
-        help="show what moved since a run that was kept",
-    )  # fmt: skip
+    arguments.add_kept(parser, _medians, moved="what moved")
     return parser
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from hpack.hpack import Encoder, encode_integer
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
-from hpack.table import HeaderTable
+from hpack.table import HeaderTable, table_entry_size
 
 # Unguessable or new in every answer: to be sent as they are, and so by whoever passes them on (RFC 7541 7.1.3).
 NEVER_INDEXED = frozenset((b"x-stream-id", b"x-request-id", b"content-length"))
@@ -26,7 +26,6 @@ _CHANGING = frozenset((b"date", b"retry-after", b"x-stream-from"))
 _CHANGING_BEGINNING = b"x-ratelimit-"
 # What all fields together that answers have again and again take there, several times.
 TABLE_BYTES = 2048
-ENTRY_OVERHEAD_BYTES = 32  # RFC 7541 4.1
 
 _STATIC = HeaderTable.STATIC_TABLE_MAPPING  # name -> (an index, {value: its index})
 _DYNAMIC_BEGIN = HeaderTable.STATIC_TABLE_LENGTH + 1
@@ -73,7 +72,7 @@ class AnswerEncoder(Encoder):
             return _name(name, _NEVER, 4) + _string(value)
         if name in _STATIC and (index := _STATIC[name][1].get(value)) is not None and value:
             return _integer(_INDEXED, 7, index)
-        size = len(name) + len(value) + ENTRY_OVERHEAD_BYTES
+        size = table_entry_size(name, value)
         if name in _CHANGING or name.startswith(_CHANGING_BEGINNING) or size > self._room:
             return _name(name, _PLAIN, 4) + _string(value)
         self._room -= size

@@ -75,8 +75,9 @@ class Connection(asyncio.Protocol):
     @property
     def protocol(self) -> str:
         """A metric label."""
-        other = "http1" if self._websocket is None else "websocket"
-        return "http2" if self._http2 is not None else other
+        if self._http2 is not None:
+            return "http2"
+        return "http1" if self._websocket is None else "websocket"
 
     # The transport's side
 
@@ -229,10 +230,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close now, whatever is unsent. A body that only the close delimits must not look whole by that."""
-        if self._until_close and (self._channel is not None or self.unsent()):
-            self._reset()
-        else:
-            self._abandon()
+        self._abandon(reset=self._until_close and (self._channel is not None or self.unsent() > 0))
 
     def drain(self) -> None:
         """The server will stop: close once nothing is in flight. A first request is waited for."""
@@ -245,13 +243,12 @@ class Connection(asyncio.Protocol):
         elif self._call is None and not self._unread and self._http.awaiting_request:
             self._close()
 
-    def _reset(self) -> None:
-        """Close so that the client sees an error: towards HTTP/1.0 an orderly close says that the body is whole."""
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT_AT_ALL)
-        self._abandon()
-
-    def _abandon(self) -> None:
-        """The transport drops what it is given from here on, and an outlet's token must not leave behind such."""
+    def _abandon(self, *, reset: bool) -> None:
+        """Close, and readers stop at once: the transport drops what it is given from here on, and an outlet's token
+        must not leave behind such. `reset`: so that the client sees an error; towards HTTP/1.0 an orderly close says
+        that the body is whole."""
+        if reset:
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT_AT_ALL)
         self.writable = False
         if self._channel is not None:
             self._channel.writable = False
@@ -419,7 +416,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(self._http.end())
             self._end_answer()
         elif self._until_close:
-            self._reset()
+            self._abandon(reset=True)
         else:
             self._close()
 

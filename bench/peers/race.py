@@ -135,14 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         "--python", type=arguments.program, default=sys.executable,
         help="an interpreter that has the peers installed (default: this one)",
     )  # fmt: skip
-    parser.add_argument("--json", type=arguments.new_file, metavar="FILE", help="keep every run's figures")
-    parser.add_argument(
-        "--plots", type=arguments.new_folder, metavar="DIR", help="draw them as SVG; needs the extra `bench`"
-    )
-    parser.add_argument(
-        "--compare", type=arguments.kept(_samples, "`python -m bench peers`"), metavar="OLD.json",
-        help="show which ratios moved since a run that was kept",
-    )  # fmt: skip
+    arguments.add_kept(parser, _samples, moved="which ratios moved")
     return parser
 
 

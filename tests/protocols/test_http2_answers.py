@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from hpack import Decoder
 from hpack.struct import NeverIndexedHeaderTuple
+from hpack.table import table_entry_size
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.http2_answers import ENTRY_OVERHEAD_BYTES, NEVER_INDEXED, TABLE_BYTES, AnswerEncoder
+from protocols.http2_answers import NEVER_INDEXED, TABLE_BYTES, AnswerEncoder
 
 HEAD = [
     (b":status", b"200"),
@@ -31,7 +32,7 @@ STEPS = st.lists(st.one_of(FIELDS, st.sampled_from([0, 1, 40, 100, 1000, 2048, 4
 
 
 def table_bytes(decoder: Decoder) -> int:
-    return sum(len(n) + len(v) + ENTRY_OVERHEAD_BYTES for n, v in decoder.header_table.dynamic_entries)
+    return sum(table_entry_size(n, v) for n, v in decoder.header_table.dynamic_entries)
 
 
 @given(STEPS)
