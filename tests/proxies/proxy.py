@@ -40,6 +40,16 @@ def _caddy(folder: Path, text: str) -> list[str]:
     return [tool("caddy", "caddy"), "run", "--adapter", "caddyfile", "--config", str(config)]
 
 
+def _environment(argv: list[str], folder: Path) -> dict[str, str]:
+    """What the proxy finds there: Caddy's own folders, and what its 2.6.2 calls reading bodies first."""
+    environment = {**os.environ, "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+    if "caddyfile" in argv:
+        version = subprocess.run([argv[0], "version"], capture_output=True, text=True, timeout=STOP_S, check=True)
+        if version.stdout.split()[0].lstrip("v") == "2.6.2":
+            environment["SLUICE_BUFFERS"] = "buffer_requests"
+    return environment
+
+
 def _least_nginx(extra: str = "") -> str:
     return (
         f"events {{}} http {{ server {{ listen 8080; location / {{ proxy_pass http://127.0.0.1:8000; {extra} }} }} }}"
@@ -83,7 +93,7 @@ class Proxy:
         folder = Path(self._folder.name)
         try:
             argv = self._argv(folder, self._text)
-            environment = {**os.environ, "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+            environment = _environment(argv, folder)
             with (folder / "log").open("wb") as log:
                 self._process = subprocess.Popen(
                     argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -21,10 +22,12 @@ STEP_S = 0.03
 FAULT = "the engine is out of paper"
 SCRIPTS: list[dict[str, Any]] = [
     {"match": "faulty", "tokens": ["one", " two", {"pause_ms": 200}, {"error": FAULT}]},
+    {"match": "short", "tokens": ["one"]},
     {"match": "halts", "tokens": ["one", " two", " three", {"pause_ms": 600_000}, " four"]},
     {"match": "slow", "tokens": ["one", {"pause_ms": 1200}, " two"]},
 ]
 TOKENS = 16
+ASKED_TOGETHER = 8
 # Debian's Caddy 2.6 ends an answer in good order that its upstream cut (it logs "aborting with incomplete response").
 HIDES_CUTS = "deploy/Caddyfile"
 MEGABYTE = 1 << 20
@@ -108,6 +111,15 @@ def test_a_cut_of_bare_text_is_seen(proxy: Proxy) -> None:
     assert answer.status == 200
     assert b"one two".startswith(answer.body)
     assert answer.end in ("cut", "reset")
+
+
+@behind_deployed
+def test_answers_that_begin_at_once_are_whole(proxy: Proxy) -> None:
+    """A proxy that still reads the request's body then must not give the answer up."""
+    with ThreadPoolExecutor(ASKED_TOGETHER) as pool:
+        answers = pool.map(lambda _: proxy.ask("POST", "/v1/chat/completions", chat("short", stream=True)), range(200))
+        ends = {(answer.status, answer.end, answer.events()[-1].data) for answer in answers}
+    assert ends == {(200, "whole", "[DONE]")}
 
 
 @behind_each
