@@ -8,6 +8,7 @@ before it tell. Time is never the same twice, but how a prompt is cut changes no
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 
 from engine.sequence import Sequence, Slice
 
@@ -17,6 +18,7 @@ CHUNK_TOKENS_MIN = 64
 # Where decodes alone take long, a step may take so many times as long as they do: prompts have two thirds of the time.
 # With less they come to wait behind a full batch for many times longer, and what they wait the batch gains once.
 DECODES_MAX = 3
+_COUNT = attrgetter("count")  # in C: each decode of each step is counted
 
 
 class Chunks:
@@ -50,10 +52,11 @@ class Chunks:
 
     def took(self, slices: list[Slice], seconds: float) -> None:
         """A step took so long. Short chunks say little of long ones, and are not asked for less."""
-        tokens = sum(part.count for part in slices if part.count > 1)
-        if not tokens:
+        if sum(map(_COUNT, slices)) == len(slices):
             self._decodes_s = seconds
-        elif tokens >= CHUNK_TOKENS_MIN:
+            return
+        tokens = sum(part.count for part in slices if part.count > 1)
+        if tokens >= CHUNK_TOKENS_MIN:
             limit_s = max(self._beside_s, DECODES_MAX * self._decodes_s)
             fits = self._tokens_max * seconds <= tokens * limit_s
             self.beside = self._tokens_max if fits else max(CHUNK_TOKENS_MIN, int(tokens * limit_s / seconds))

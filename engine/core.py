@@ -10,7 +10,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -242,39 +242,37 @@ class Core:
         slices, launched = self._flying
         self._flying = None
         try:
-            answers = iter(launched.answers())
+            turns = _in_turn(slices, launched.answers())
         except Exception:
             self._report(traceback.format_exc())
             self._fail(slices)
             return
         scheduler = self._scheduler
-        for part, sampled in _in_turn([(part, next(answers) if part.sample else None) for part in slices]):
+        for part, sampled in turns:
             if launched.ahead:
                 scheduler.landed(part)
             elif sampled is not None or not part.sample:
                 scheduler.computed(part)
-            if sampled is not None:
-                self._take(part.sequence, sampled)
-
-    def _take(self, sequence: Sequence, sampled: Sampled) -> None:
-        """Drops what came for a sequence that ended, or was cancelled, when the step was under way already."""
-        if _owner(sequence).sequences.get(sequence.id) is sequence:
-            self._append(sequence, sampled)
-        else:
-            self._discarded += 1
+            if sampled is None:
+                continue
+            sequence = part.sequence
+            peer = _owner(sequence)
+            if peer.sequences.get(sequence.id) is sequence:
+                self._append(peer, sequence, sampled)
+            else:  # it ended, or was cancelled, when the step was under way already
+                self._discarded += 1
 
     def _fail(self, slices: list[Slice]) -> None:
         for part in slices:
             if _owner(part.sequence).sequences.get(part.sequence.id) is part.sequence:
                 self._end(part.sequence, "error", message="the engine failed; its log says how")
 
-    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _append(self, peer: Peer, sequence: Sequence, sampled: Sampled) -> None:
         """Add a token to its sequence and to the server's step, and see whether the sequence ends or parks."""
         if sampled.error:
             self._end(sequence, "error", message=sampled.error)
             return
         token = sampled.token
-        peer = _owner(sequence)
         sampling = sequence.sampling
         generated = len(sequence.tokens) - sequence.prompt_len + 1
         if generated == 1 and sampling.prompt_logprobs >= 0:
@@ -378,14 +376,19 @@ class Core:
         return _sampling_fault(message.sampling) or _adjustment_fault(message.sampling, self.hello.vocab_size)
 
 
-def _in_turn(answers: list[tuple[Slice, Sampled | None]]) -> list[tuple[Slice, Sampled | None]]:
-    """The order in which servers write to clients: prompts, which are a step's last slices, go first where they are
-    few. Their first tokens would wait for all the others', which wait for hardly anything that way."""
-    begun = len(answers)
-    while begun and not answers[begun - 1][0].sequence.generated:
+def _in_turn(slices: list[Slice], answers: list[Sampled | None]) -> Iterable[tuple[Slice, Sampled | None]]:
+    """Each slice with its answer, None where it has none, in the order in which servers write to clients: prompts,
+    which are a step's last slices, go first where they are few. Their first tokens would wait for all the others',
+    which wait for hardly anything that way."""
+    if len(answers) != len(slices):
+        each = iter(answers)
+        answers = [next(each) if part.sample else None for part in slices]
+    begun = len(slices)
+    while begun and not slices[begun - 1].sequence.generated:
         begun -= 1
-    first = len(answers) - begun
-    return answers[begun:] + answers[:begun] if 0 < first * FIRST_COSTS_TOKENS <= begun else answers
+    if 0 < (len(slices) - begun) * FIRST_COSTS_TOKENS <= begun:
+        return zip(slices[begun:] + slices[:begun], answers[begun:] + answers[:begun], strict=True)
+    return zip(slices, answers, strict=True)
 
 
 def _owner(sequence: Sequence) -> Peer:

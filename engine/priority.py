@@ -9,6 +9,7 @@ outranked no more (`LOSSES_MAX`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from engine.sequence import Sequence
 
@@ -16,6 +17,7 @@ from engine.sequence import Sequence
 # priorities, more would let the others wait longer.
 FAIR_EVERY = 4
 LOSSES_MAX = 3
+_PRIORITY = attrgetter("priority")  # in C: each step asks each sequence
 _FIRST = -(2**64)  # before every priority that the wire can carry
 
 
@@ -28,7 +30,7 @@ def by_rank(running: Iterable[Sequence]) -> list[Sequence]:
     """The batch, who gives up a place first at the end. Places belong to clients, in the order of admission; a client's
     own sequences have them by rank, equals in the order of admission."""
     everyone = list(running)
-    if not any(each.priority for each in everyone):
+    if not any(map(_PRIORITY, everyone)):
         return everyone
     of_client: dict[str, list[Sequence]] = {}
     for each in everyone:

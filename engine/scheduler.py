@@ -79,12 +79,13 @@ class Scheduler:
         slices: list[Slice] = []
         behind: list[Sequence] = []
         order = by_rank(self.running)
+        block_size = self.pool.block_size
         for sequence in order:  # whose end is preempted by those before it, and so never by one that was looked at
             if len(sequence.tokens) + sequence.flying - sequence.computed > 1:
                 behind.append(sequence)
             elif sequence.flying and sequence.next_index >= min(sequence.credit, sequence.sampling.max_tokens):
                 continue  # the last id that it may have is on its way
-            elif self._grow(sequence, order):
+            elif sequence.computed < len(sequence.blocks) * block_size or self._grow(sequence, order):
                 slices.append(Slice(sequence, sequence.computed, 1, True))
         if behind:
             slices += self.chunks.cut(self._leading(behind), len(slices))
@@ -92,8 +93,10 @@ class Scheduler:
 
     def computed(self, part: Slice) -> None:
         """`part` was computed: count it, and let others share the blocks that it completed."""
-        part.sequence.computed = part.start + part.count
-        self._publish(part.sequence)
+        sequence = part.sequence
+        sequence.computed = part.start + part.count
+        if sequence.computed >= (sequence.published + 1) * self.pool.block_size:
+            self._publish(sequence)
 
     def launched(self, part: Slice) -> None:
         """`part` will be computed before whatever is launched from now on: as good as computed, but the id that it
@@ -198,10 +201,8 @@ class Scheduler:
         return list(leaders.values())
 
     def _grow(self, sequence: Sequence, order: list[Sequence]) -> bool:
-        """Make room for a decode's token. Preempts the last in `order` if need be; False if that was this one."""
+        """A block more, for a decode's token. Preempts the last in `order` if need be; False if that was this one."""
         pool = self.pool
-        if sequence.computed < len(sequence.blocks) * pool.block_size:
-            return True
         while not pool.available and not self._reclaim_idle(1, sequence):
             victim = order.pop()
             self._preempt(victim)

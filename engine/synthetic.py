@@ -149,14 +149,15 @@ class SyntheticRunner:
         return _Play(None, int.from_bytes(blake2b(key.encode(), digest_size=4).digest()) % WORDS)
 
     def _play(self, play: _Play, script: _Script) -> Sampled | None:
-        if play.resume_at > time.monotonic():
+        if play.resume_at and play.resume_at > time.monotonic():
             return None
         while play.at < len(script.items):
             item = script.items[play.at]
             play.at += 1
             if isinstance(item, int):
-                last = play.at == len(script.items) and script.finish != "stop"
-                return Sampled(item, finish=script.finish if last else "")
+                if play.at == len(script.items) and script.finish != "stop":
+                    return Sampled(item, finish=script.finish)
+                return Sampled(item)
             if "pause_ms" in item:
                 play.resume_at = time.monotonic() + item["pause_ms"] / 1000
                 return None
