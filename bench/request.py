@@ -8,6 +8,9 @@ begin   from the request's bytes to the answer's head, its first event and the e
 token   one token's way to the transport
 end     from the engine's last message to the answer's end, the line in the log, and a connection that takes the next
 
+A request that is refused by the last thing that is looked at in its fields has a begin only, with its whole answer and
+its line in the log: what reading, routing, validating and logging take, without a prompt and a stream.
+
 Times are the thread's own CPU time, the least of many rounds: other work on the machine can only add to them. What the
 kernel takes for sockets is no part of it, nor is the connection itself, unless it is a row of its own.
 """
@@ -49,6 +52,7 @@ SDK_FIELDS = (
 FIELDS = ("Host: localhost", "Accept: text/event-stream", "Content-Type: application/json")
 # Other than what a client sends again and again, such a head is never one that was read before.
 NEW = "0" * 32
+REFUSED = b"HTTP/1.1 400"
 TRACED_FIELDS = (*FIELDS, f"Traceparent: 00-{NEW}-b7ad6b7169203331-01")
 
 
@@ -98,8 +102,8 @@ class Cost:
     """Microseconds of one request."""
 
     begin: float
-    token: float
-    end: float
+    token: float = 0.0
+    end: float = 0.0
 
     @property
     def own(self) -> float:
@@ -147,12 +151,16 @@ class Bench:
         sinks = [cast(Sink, connection.transport) for connection in self.connections]
         each_own = [request.replace(NEW.encode(), b"%032x" % (self.asked + n)) for n in range(1, len(sinks) + 1)]
         self.asked += len(sinks)
+        for sink in sinks:
+            sink.last = b""
         began = clock()
         for connection, data in zip(self.connections, each_own, strict=True):
             connection.data_received(data)
-        while len(ids) < len(sinks):  # noqa: ASYNC110 (turns of the loop, as few as it takes)
+        while len(ids) < len(sinks) and not sinks[-1].last.startswith(REFUSED):  # noqa: ASYNC110 (turns of the loop)
             await asyncio.sleep(0)
         begun = clock()
+        if sinks[-1].last.startswith(REFUSED):
+            return Cost((begun - began) / len(sinks) * 1e6)
         assert len(ids) == len(sinks), sinks[0].last
         step = self.server.table.on_step
         words = [WORD_BASE + number for number in range(len(ids))]
@@ -187,6 +195,7 @@ def requests() -> dict[str, bytes]:
         "chat, in one piece": posted(body, fields=FIELDS),
         "generate": fetched(target),
         "generate, each head new": fetched(target.replace("France", NEW)),
+        "chat, refused": posted({**body, "stream": True, "logit_bias": {"Paris": 1}}, fields=FIELDS),
         "messages": posted({**body, "stream": True}, "/v1/messages", FIELDS),
         "responses": posted({"input": "What is the capital?", "stream": True, "store": False}, "/v1/responses", FIELDS),
     }
