@@ -22,12 +22,17 @@ BENCHMARKS = {
 
 def main(argv: list[str]) -> int:
     """The exit code: 2 when there is no such benchmark; see `signals` for one that is ended early."""
+    if argv[:1] in (["-h"], ["--help"]):
+        print(_usage())
+        return 0
     if not argv or argv[0] not in BENCHMARKS:
-        print("usage: python -m bench NAME …", file=sys.stderr)
-        for name, what in BENCHMARKS.items():
-            print(f"  {name:10} {what}", file=sys.stderr)
+        print(_usage(), file=sys.stderr)
         return 2
     return signals.guarded(lambda: int(importlib.import_module(f"bench.{argv[0]}").main(argv[1:])))
+
+
+def _usage() -> str:
+    return "\n".join(["usage: python -m bench NAME …", *(f"  {name:10} {what}" for name, what in BENCHMARKS.items())])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bench import arguments, engine, plots, processes, transports
+from bench.__main__ import BENCHMARKS
 from bench.peers import race
 from tests.support.serving import REPOSITORY
 
@@ -223,8 +224,21 @@ def test_ours_and_the_writer_may_be_named(tmp_path: Path, capsys: pytest.Capture
     assert "argument --rounds" in said
 
 
-def test_a_benchmark_that_is_none() -> None:
-    command = [sys.executable, "-m", "bench", "pigeon"]
+def bench(*flags: str) -> tuple[int, str, str]:
+    """The exit code of `python -m bench`, and what it says."""
+    command = [sys.executable, "-m", "bench", *flags]
     done = subprocess.run(command, cwd=REPOSITORY, env={**os.environ}, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "usage: python -m bench NAME" in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_benchmark_that_is_none() -> None:
+    code, out, err = bench("pigeon")
+    assert (code, out) == (2, "")
+    assert "usage: python -m bench NAME" in err
+
+
+def test_help_is_what_is_said_without_a_name_and_no_error() -> None:
+    code, out, usage = bench()
+    assert (code, out) == (2, "")
+    assert all(f"  {name} " in usage for name in BENCHMARKS)
+    assert bench("--help") == bench("-h") == (0, usage, "")
