@@ -30,7 +30,7 @@ EVENTS_PER_TURN = 64
 ALARM_SLACK_S = 0.001
 # Behind an answer that came before its request's end: curl 7.88 takes a reset for a failure of the answer, and most
 # clients are about to end the stream themselves. What they send meanwhile is dropped, a window's worth at most.
-LINGER_S = 2.0
+STREAM_LINGER_S = 2.0
 
 
 class Ending(enum.Enum):
@@ -238,7 +238,7 @@ class Http2Stream:
             self._connection.forget(self)
             return
         self.answered = True
-        self._alarm.set(LINGER_S)
+        self._alarm.set(STREAM_LINGER_S)
         if self.websocket is not None:
             self.websocket.lost()
         self._connection.stream_answered()

@@ -59,7 +59,7 @@ ROWS = {
     "a stream's inbound window; bodies of a connection together": f"{kib(http2.STREAM_WINDOW_BYTES)}; `--max-body`",
     "control replies that the client doesn't read": kib(http2_connection.UNREAD_REPLIES_BYTES_MAX),
     "a window that stays closed": "`--write-stall-timeout`",
-    "the rest of a request that was answered early": f"{http2_stream.LINGER_S:g} s",
+    "the rest of a request that was answered early": f"{http2_stream.STREAM_LINGER_S:g} s",
 }
 
 

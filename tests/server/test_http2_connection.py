@@ -13,7 +13,7 @@ from protocols.http2 import STREAM_WINDOW_BYTES
 from protocols.http2_guard import ACK, FRAME_BYTES_MAX, PREFACE, Code, Kind
 from server.connection import HIGH_WATER_BYTES
 from server.http2_connection import UNREAD_REPLIES_BYTES_MAX
-from server.http2_stream import LINGER_S
+from server.http2_stream import STREAM_LINGER_S
 from tests.fuzz.transport import HIGH_WATER_DIVISOR
 from tests.support.wire_side import BIG, DEADLINES, Side, wire_side
 
@@ -162,7 +162,7 @@ class TestDeadlines:
             assert http2.frames() == []
         side.pass_time(DEADLINES.body_s + 0.1)
         assert [seen.kind for seen in http2.frames()] == [Kind.HEADERS, Kind.DATA, Kind.DATA]
-        side.pass_time(LINGER_S)
+        side.pass_time(STREAM_LINGER_S)
         assert http2.codes(Kind.RST_STREAM) == [Code.NO_ERROR]
         assert not http2.over
 
@@ -205,7 +205,7 @@ class TestBodies:
         assert [seen.kind for seen in http2.frames()] == [Kind.HEADERS, Kind.DATA, Kind.DATA]
         http2.send(wire.data(3, b"late"))
         assert not side.connection.busy
-        side.pass_time(LINGER_S + 0.1)
+        side.pass_time(STREAM_LINGER_S + 0.1)
         assert http2.codes(Kind.RST_STREAM) == [Code.NO_ERROR]
         http2.send(wire.data(3, b"later"))
         assert [seen.kind for seen in http2.frames()] == [Kind.WINDOW_UPDATE]
@@ -215,7 +215,7 @@ class TestBodies:
         http2.send(head(1, "/refused", method="POST", end=False))
         assert len(http2.frames()) == 3
         http2.send(wire.data(1, b"late", end=True))
-        side.pass_time(2 * LINGER_S)
+        side.pass_time(2 * STREAM_LINGER_S)
         assert http2.frames() == []
 
     def test_above_the_limit_of_one_only_the_oldest_goes_on(self, side: Side, http2: Http2Side) -> None:
