@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -87,10 +86,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--http", action="store_true", help="whole servers instead, as their clients see them")
     parser.add_argument(
-        "--xllamacpp", default="", metavar="PYTHON", help="an interpreter that has llama.cpp as xllamacpp"
+        "--xllamacpp", type=arguments.program, metavar="PYTHON", help="an interpreter that has llama.cpp as xllamacpp"
     )
-    parser.add_argument("--vllm", default="", metavar="PROGRAM", help="vLLM's program")
-    parser.add_argument("--transformers", default="", metavar="PROGRAM", help="transformers' program")
+    parser.add_argument("--vllm", type=arguments.program, metavar="PROGRAM", help="vLLM's program")
+    parser.add_argument("--transformers", type=arguments.program, metavar="PROGRAM", help="transformers' program")
     parser.add_argument(
         "--rates", type=arguments.real(0.001, 100_000), nargs="*", metavar="R", default=[1.0],
         help="requests a second that come at random (default: 1)",
@@ -111,12 +110,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:
-    """The command line, with every program that it names there."""
+    """The command line, with the folder that it names there."""
     line = parser()
     options = line.parse_args(argv)
-    for flag in ("xllamacpp", "vllm", "transformers"):
-        if (named := getattr(options, flag)) and shutil.which(named) is None:
-            line.error(f"argument --{flag}: there is no program {named!r}")
     if options.llama_cpp and not Path(options.llama_cpp).is_dir():
         line.error(f"argument --llama-cpp: there is no folder {options.llama_cpp!r}")
     arguments.allow_open_files(line, max(options.batches) if options.http else 0, "--batches")

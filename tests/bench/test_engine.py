@@ -127,7 +127,7 @@ def test_a_race_is_of_three_widths_and_of_every_program_that_is_named() -> None:
     parser = engine.parser()
     alone = http_servers.contenders(parser.parse_args(["--http"]))
     assert alone == ["sluice:bfloat16", "sluice:int8", "sluice:gguf"]
-    programs = ["--llama-cpp", "bin", "--vllm", "vllm", "--transformers", "transformers"]
+    programs = ["--llama-cpp", "bin", "--vllm", sys.executable, "--transformers", sys.executable]
     others = [each for each in http_servers.contenders(parser.parse_args(programs)) if each not in alone]
     assert others == [
         *("llama.cpp:BF16", "vllm:bfloat16", "transformers:bfloat16", "llama.cpp:Q8_0", "llama.cpp:as-is")
