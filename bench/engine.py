@@ -129,7 +129,7 @@ def _measure(contender: str, model: str, options: argparse.Namespace) -> Figures
     kind, _, dtype = contender.partition(":")
     command = [sys.executable, "-m", "bench.contenders", kind, "--model", model, "--dtype", dtype]
     command += ["--batches", *map(str, options.batches), "--llama-cpp", options.llama_cpp]
-    with started(command, REPOSITORY, stderr=subprocess.PIPE) as process:
+    with started(contender, command, REPOSITORY, stderr=subprocess.PIPE) as process:
         out, log = process.communicate(timeout=ROUND_S_MAX)
     if process.returncode:
         raise SystemExit(f"{contender} failed:\n{log.decode(errors='replace')[-4000:]}")

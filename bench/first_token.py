@@ -125,6 +125,13 @@ def _greet(listener: socket.socket) -> socket.socket:
     return sock
 
 
+def _received(sock: socket.socket) -> bytes:
+    data = sock.recv(READ_BYTES)
+    if not data:
+        raise ConnectionError("the server closed a connection")
+    return data
+
+
 class _Engine:
     """The engine's side of the wire."""
 
@@ -137,7 +144,7 @@ class _Engine:
     def hear(self) -> tuple[int, float]:
         """The next order of a new sequence, and when it came."""
         while True:
-            data = self._socket.recv(READ_BYTES)
+            data = _received(self._socket)
             now = time.perf_counter()
             for message in self._reader.feed(data):
                 if isinstance(message, Submit):
@@ -189,7 +196,7 @@ class _Crowd:
                 due += PACE_S / len(self._ids)
             wait_s = min(left, max(0.0, due - time.perf_counter())) if self._apart else left
             for key, _ in self._selector.select(wait_s):
-                assert key.fileobj.recv(READ_BYTES), "a stream ended"  # type: ignore[union-attr]
+                _received(key.fileobj)  # type: ignore[arg-type]
 
 
 def measure(streams: int, requests: int, *, apart: bool = False) -> tuple[list[float], list[float]]:
@@ -228,11 +235,11 @@ def _ask(client: socket.socket, engine: _Engine, crowd: _Crowd, draw: random.Ran
     began = crowd.step(new=id_)
     answer = b""
     while b'"content":" ' not in answer:
-        answer += client.recv(READ_BYTES)
+        answer += _received(client)
     came = time.perf_counter()
     engine.end(id_)
     while not answer.endswith(b"0\r\n\r\n"):
-        answer += client.recv(READ_BYTES)
+        answer += _received(client)
     crowd.play(began + PACE_S)
     return heard - asked, came - began
 
@@ -242,7 +249,7 @@ def measure_relay(requests: int) -> tuple[list[float], list[float]]:
     with ExitStack() as stack:
         listener, path = stack.enter_context(_listening())
         command = [*processes.on_core(processes.SERVER_CORE), sys.executable, "-c", _RELAY, path]
-        process = stack.enter_context(processes.started(command, REPOSITORY))
+        process = stack.enter_context(processes.started("the relay", command, REPOSITORY))
         engine = stack.enter_context(listener.accept()[0])
         client = stack.enter_context(socket.create_connection(("127.0.0.1", int(processes.ready_line(process)))))
         draw = random.Random(0)
@@ -257,6 +264,6 @@ def _pass(client: socket.socket, engine: socket.socket, draw: random.Random) -> 
         time.sleep(draw.uniform(PACE_S / 4, PACE_S * 3 / 4))
         began = time.perf_counter()
         sender.sendall(bytes(200))
-        receiver.recv(READ_BYTES)
+        _received(receiver)
         times.append(time.perf_counter() - began)
     return times[0], times[1]

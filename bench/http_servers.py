@@ -98,11 +98,11 @@ def serving(contender: str, model: str, options: argparse.Namespace, port: int, 
     else:
         weights = model
     command, env = _COMMANDS[kind](options, weights, "" if own else dtype, port)
-    with started(command, REPOSITORY, {**os.environ, **env}) as process:
+    with started(contender, command, REPOSITORY, {**os.environ, **env}) as process:
         until = time.monotonic() + READY_S_MAX
         while not _healthy(port):
             if process.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"{contender} did not start: exit code {process.poll()}\n  {' '.join(command)}")
+                raise SystemExit(f"{contender} did not start:\n  {' '.join(command)}")
             time.sleep(0.5)
         if kind == "transformers":
             yield Contender(process.pid, port, lambda ids: _worded(ids, weights), b"")

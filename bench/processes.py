@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench import signals
 from bench.machine import REPOSITORY
@@ -28,6 +28,9 @@ from engine.wire import WIRE_VERSION, Hello
 STOP_S_MAX = 10.0
 SEQUENCES_MAX = 10_000  # that an engine played by a bench runs at once
 HURRY_S = 0.5
+# From the moment when a process's sockets close, which its clients notice, to the one when it can be waited for.
+GONE_S_MAX = 1.0
+SAID_BYTES_MAX = 1000
 _CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE = _CORES[0] if len(_CORES) > 1 else None
 CLIENT_CORE = _CORES[1] if len(_CORES) > 1 else None
@@ -41,6 +44,16 @@ class Ours:
     port: int
     pid: int
     engine_pid: int
+
+
+class Gone(SystemExit):
+    """A process ended by itself while it was needed: one sentence, and exit code 1."""
+
+    def __init__(self, who: str, code: int, said: str) -> None:
+        how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit code {code}"
+        told = f"the last that it said on stderr is: {said}" if said else "it said nothing on stderr"
+        clear = "\r\033[K" if sys.stderr.isatty() else ""  # what is shown of the run
+        super().__init__(f"{clear}{who} ended {how}; {told}")
 
 
 def cpu_s(pid: int) -> float:
@@ -92,7 +105,7 @@ def engine(step_ms: float, script: dict[str, Any] | None = None) -> Iterator[tup
             flags += ["--synthetic-script", str(path)]
         url = f"unix:{folder}/engine.sock"
         command = [*on_core(ENGINE_CORE), sys.executable, "-m", "engine", "--listen", url, *flags]
-        with started(command, REPOSITORY) as process:
+        with started("the synthetic engine", command, REPOSITORY) as process:
             ready_line(process)
             yield url, process.pid
 
@@ -113,7 +126,7 @@ def server(attached: tuple[str, int], *flags: str, runner: Sequence[str] = ()) -
         url,
         *flags,
     ]
-    with started(command, REPOSITORY) as process:
+    with started("our server", command, REPOSITORY) as process:
         yield Ours(int(ready_line(process).rpartition(":")[2]), process.pid, engine_pid)
 
 
@@ -122,27 +135,50 @@ def ready_line(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline().decode().strip()
     if not line:
-        raise SystemExit(f"{process.args!r} ended with {process.wait()} before it was ready")
+        raise SystemExit(f"{process.args!r} closed its stdout before it was ready")
     return line
 
 
 @contextmanager
 def started(
-    command: Sequence[str], cwd: Path, env: dict[str, str] | None = None, stderr: int = subprocess.DEVNULL
+    who: str, command: Sequence[str], cwd: Path, env: dict[str, str] | None = None, stderr: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block, and its children with it. What it logs is dropped, unless `stderr` is another
-    of Popen's."""
+    """A process that ends with the block, and its children with it. Raises Gone where it ended by itself before, and
+    the block failed or didn't notice. `stderr`: one of Popen's, for a block that reads it; else it is kept for Gone."""
     process: subprocess.Popen[bytes] | None = None
-    try:
-        with signals.held():
-            process = subprocess.Popen(
-                command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-            )
-        yield process
-    finally:
-        if process is not None:
+    with tempfile.TemporaryFile() as log:  # a pipe would have to be read by the client that measures
+        into = log if stderr is None else stderr
+        try:
             with signals.held():
-                _stop(process)
+                process = subprocess.Popen(
+                    command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=into, start_new_session=True
+                )
+            yield process
+            if process.returncode is None and (code := process.poll()) is not None:  # nobody waited for it
+                raise Gone(who, code, _last_line(log))
+        except (Exception, SystemExit) as error:
+            if process is None or isinstance(error, Gone) or (code := _code_soon(process)) is None:
+                raise
+            raise Gone(who, code, _last_line(log)) from error
+        finally:
+            if process is not None:
+                with signals.held():
+                    _stop(process)
+
+
+def _code_soon(process: subprocess.Popen[bytes]) -> int | None:
+    """Of a process that ended, or is about to; None: it lives."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(GONE_S_MAX)
+    return None
+
+
+def _last_line(log: IO[bytes]) -> str:
+    """Or what of it is at the log's very end."""
+    size = os.fstat(log.fileno()).st_size
+    end = os.pread(log.fileno(), SAID_BYTES_MAX, max(0, size - SAID_BYTES_MAX))
+    lines = end.decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

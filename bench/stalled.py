@@ -156,7 +156,7 @@ class Multiplexed(Http2):
 def _server() -> Iterator[tuple[int, int]]:
     """A server; its port and process id."""
     flags = ["--port", "0", "--engine", "synthetic", "--synthetic-step-ms", str(STEP_MS), "--drain-timeout", "0"]
-    with started([sys.executable, "-m", "server", *flags], REPOSITORY) as process:
+    with started("our server", [sys.executable, "-m", "server", *flags], REPOSITORY) as process:
         yield int(ready_line(process).rpartition(":")[2]), process.pid
 
 

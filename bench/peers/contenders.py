@@ -131,9 +131,9 @@ def running(name: str, step_ms: float, tokens: int, python: str, binaries: Path)
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = {"python": python, "port": port, "step": f"{step_ms:g}", "rawc": binaries / "rawc"}
-    command = [word.format(**words) for word in PEERS[name].command]
+    command = [*processes.on_core(processes.SERVER_CORE), *(word.format(**words) for word in PEERS[name].command)]
     env = {**os.environ, "STEP": f"{step_ms:g}", "PYTHONPATH": str(SERVERS), "PYTHONDONTWRITEBYTECODE": "1"}
-    with processes.started([*processes.on_core(processes.SERVER_CORE), *command], SERVERS, env) as process:
+    with processes.started(name, command, SERVERS, env) as process:
         end = time.monotonic() + LISTEN_S_MAX
         while True:
             try:
