@@ -53,6 +53,7 @@ from server.http import Program
 from server.listening import address_of, listen, turn_away
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
 from server.outcome import Outcome
+from server.outlet import sender
 from server.places import take_place
 from server.table import StreamTable
 from server.tls import Certificates, TlsError
@@ -138,6 +139,7 @@ class Server:
         servers += [await self._serve(host, listener.dup()) for _ in range(LISTENING_DESCRIPTORS - 1)]
         garbage.settle()
         if frontend is None:
+            self._log.event("start", token_sender=sender())
             print(f"sluice ready on {address_of(config, listener)}", flush=True)
         else:
             frontend.ready()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Protocol
+from typing import Literal, Protocol
 
 # A piece of an event is bytes, or one of these marks: the text as the inside of a JSON string, the event's position,
 # the text alone.
@@ -55,6 +55,12 @@ def _find() -> tuple[Make, Prefetch] | tuple[None, None]:
 
 
 make, prefetch = _find()
+Sender = Literal["compiled", "python"]
+
+
+def sender() -> Sender:
+    """What sends the tokens that can have an outlet, as an operator is told it."""
+    return "python" if make is None else "compiled"
 
 
 def outlet(transport: asyncio.Transport, envelope: int, pieces: Pieces | None) -> Outlet | None:

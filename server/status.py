@@ -13,6 +13,7 @@ from msgspec.structs import asdict, replace
 
 from server.api.answers import BlocksNow, ConnectionsNow, EngineNow, ServerNow, StreamNow, StreamsNow, TokensNow
 from server.metrics import Live, Metrics
+from server.outlet import sender
 from server.stream import Stream
 from server.table import StreamTable
 
@@ -27,6 +28,7 @@ def server_now(table: StreamTable, metrics: Metrics, live: Live, model: str, *, 
     blocks = gauges.blocks_used + gauges.blocks_cached + gauges.blocks_free
     return ServerNow(
         model=model,
+        token_sender=sender(),
         engine=EngineNow(
             up=hello is not None,
             restarts=metrics.engine_restarts,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from server import outlet
 from tests.support.http_client import chat
 from tests.support.serving import REPOSITORY, Server, until
 from tests.support.websocket_client import WebSocketClient
@@ -81,6 +82,12 @@ def test_every_request_has_its_line(server: Server) -> None:
 def test_the_pool_is_shown_before_the_first_request() -> None:
     with Server("--kv-blocks", "77") as server:
         server.wait_metric('sluice_kv_blocks{state="free"}', 77)
+
+
+def test_what_sends_the_tokens_is_said_at_the_start_and_whenever_asked(server: Server) -> None:
+    (start,) = [json.loads(line) for line in server.log.splitlines() if '"start"' in line]
+    assert start["event"] == "start"
+    assert start["token_sender"] == server.ask("GET", "/status").json()["token_sender"] == outlet.sender()
 
 
 @pytest.mark.parametrize("flag", ["--kv-blocks", "--block-size"])

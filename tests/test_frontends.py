@@ -55,6 +55,7 @@ def both(server: Frontends) -> tuple[int, int]:
 
 def test_one_ready_line_one_port_and_all_serve(server: Frontends) -> None:
     assert server.ready_line == f"sluice ready on http://127.0.0.1:{server.port}"
+    assert server.log.count(" start token_sender=") == 1
     assert len(server.frontends) == 2 and len(server.engines) == 1
     for pid in server.frontends:
         with server.client(pid) as client:

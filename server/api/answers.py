@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from server.outlet import Sender
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -380,9 +382,11 @@ class StreamNow(Answer):
 
 
 class ServerNow(Answer):
-    """`shown` has the streams that have run longest, 256 at most."""
+    """`shown` has the streams that have run longest, 256 at most. `token_sender` sends tokens over HTTP/1.1 and its
+    WebSockets without TLS; elsewhere Python always does."""
 
     model: str
+    token_sender: Sender
     engine: EngineNow
     streams: StreamsNow
     tokens: TokensNow

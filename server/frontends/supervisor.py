@@ -29,6 +29,7 @@ from server.gateway.access_tokens import new_secret
 from server.gateway.key_file import KeysError, read_keys
 from server.gateway.ledger import Ledger, LedgerFull
 from server.listening import address_of, listen
+from server.outlet import sender
 from server.tls import Certificates
 
 BACKLOG = 4096
@@ -230,6 +231,7 @@ class Supervisor:
     def _say_ready(self) -> None:
         if not self._ready and all(child.ready for child in self._frontends):
             self._ready = True
+            self._log.event("start", token_sender=sender())
             print(f"sluice ready on {address_of(self._config, self._listener)}", flush=True)
 
     def _on_death(self, child: EngineChild | FrontendChild) -> None:

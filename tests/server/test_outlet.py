@@ -225,6 +225,7 @@ def test_there_is_none(pair: Pair, lacks: str, monkeypatch: pytest.MonkeyPatch) 
     if lacks == "compiler":
         monkeypatch.setattr(outlets, "make", None)
     assert outlet(cast(Any, pair), CHUNK, None if lacks == "pieces" else (TEXT,)) is None
+    assert outlets.sender() == ("python" if lacks == "compiler" else "compiled")
     assert pair.high == []
 
 

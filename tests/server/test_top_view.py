@@ -38,6 +38,7 @@ def look(*shown: StreamNow, at_s: float = 0.0, up: bool = True, generated: int =
     tokens = {"waiting": 100, "running": 3000, "capacity": 4000, **counts}
     now = ServerNow(
         model="model",
+        token_sender="python",
         engine=EngineNow(up=up, restarts=1, preemptions=2, waiting=3, running=6, parked=0, running_max=8 if up else 0),
         streams=StreamsNow(**states),
         tokens=TokensNow(generated=generated, **tokens),
