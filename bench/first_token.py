@@ -162,6 +162,10 @@ class _Engine:
         self._socket.sendall(message)
         return began
 
+    def admit(self, id_: int) -> None:
+        """One of those that run. Its request would expire if it waited for its turn for as long as a run may take."""
+        self._socket.sendall(encode(Step([], [], [Admitted(id_, 0)], [], [], Gauges())))
+
     def end(self, id_: int) -> None:
         """The new one's end."""
         self._socket.sendall(encode(Step([], [], [], [End(id_, "length")], [], Gauges())))
@@ -179,6 +183,7 @@ class _Crowd:
 
     def add(self, id_: int, sock: socket.socket) -> None:
         """One more."""
+        self._engine.admit(id_)
         self._ids.append(id_)
         self._selector.register(sock, selectors.EVENT_READ)
 
