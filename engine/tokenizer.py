@@ -91,6 +91,11 @@ class Tokenizer:
         """
         return self._marks.mask(text)
 
+    def is_harmless(self, text: str) -> bool:
+        """Whether no special marker begins in `text`, and so `guard` leaves each part of it alone. False when in
+        doubt."""
+        return self._marks.is_harmless(text)
+
     def encode_guarded(self, text: str) -> list[int]:
         """Ids of text with masked parts: those become ordinary text, exactly as if the vocabulary had no such special
         token, while bare markers are control tokens. No BOS. Raises ValueError for a lone surrogate.
@@ -158,8 +163,11 @@ class _Marks:
         firsts = "".join(sorted({text[0] for text in special}))
         self._first = re.compile(f"[{re.escape(firsts)}]" if firsts else r"(?!)")
 
+    def is_harmless(self, text: str) -> bool:
+        return self._first.search(text) is None
+
     def mask(self, text: str) -> str:
-        if self._first.search(text) is None:  # as in nearly all texts
+        if self.is_harmless(text):  # as nearly all texts are
             return text
         masked = self._marker.sub(lambda match: self._masked[match[0]], text)
         body = masked.rstrip()  # a template may strip it

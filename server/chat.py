@@ -39,7 +39,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, bos_token: str = "", eos_token: str = "", *, now: Callable[[], datetime] = datetime.now
     ) -> None:
-        self._special = {"bos_token": bos_token, "eos_token": eos_token}
+        self._names: dict[str, Any] = {"bos_token": bos_token, "eos_token": eos_token}  # that every rendering knows
         self._template: jinja2.Template | None = None
         self.takes_tools = False  # whether it shows the model the tools that there are
         self._problem = "this model has no chat template; use the completions API with a whole prompt"
@@ -48,7 +48,8 @@ class ChatTemplate:
                 environment = _environment(now)
                 self._template = environment.from_string(source)
                 # Jinja chains the environment's names and the template's own, and copies them, in Python, to render.
-                self._template.globals = dict(self._template.globals)
+                self._names = {**self._template.globals, **self._names}
+                self._template.globals = {}
                 self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
             except jinja2.TemplateError as error:
                 self._problem = f"the model's chat template can't be compiled: {error}"
@@ -77,7 +78,7 @@ class ChatTemplate:
             text = self.render(marked, tools=tools, add_generation_prompt=False, **kwargs)
             return _cut_at(text, mark, final["content"])
         context = {
-            **self._special,
+            **self._names,
             **kwargs,
             "messages": [{key: value for key, value in message.items() if value is not None} for message in messages],
             "tools": tools,
@@ -117,7 +118,8 @@ def encode_chat(
     """
     guard = _Guard(tokenizer)
     try:
-        messages = guard.value(messages)
+        if not _unmarked(tokenizer, messages):
+            messages = guard.value(messages)
         if tools or kwargs:
             tools, kwargs = guard.value((tools, kwargs))
     except RecursionError:
@@ -133,6 +135,15 @@ def encode_chat(
         return tokenizer.encode_guarded(text) if guard.masked else tokenizer.encode(text, add_bos=False)
     except ValueError as error:
         raise ChatError(f"messages: {error}") from None
+
+
+def _unmarked(tokenizer: Tokenizer, messages: Sequence[Message]) -> bool:
+    """Whether these messages hold nothing but text, none of which must be guarded, as nearly always."""
+    try:
+        text = "\n".join([text for message in messages for pair in message.items() for text in pair])
+    except TypeError:  # calls of tools, say
+        return False
+    return tokenizer.is_harmless(text)
 
 
 class _Guard:
@@ -169,7 +180,8 @@ def _cut_at(text: str, mark: str, content: str) -> str:
 def _bounded(template: jinja2.Template, context: dict[str, Any]) -> str:
     parts: list[str] = []
     chars = 0
-    for part in template.generate(context):
+    # As Template.generate, but for the traceback of an error, into which that puts the template's own lines.
+    for part in template.root_render_func(template.new_context(context, shared=True)):
         parts.append(part)
         chars += len(part)
         if chars > RENDERED_CHARS_MAX:

@@ -122,6 +122,16 @@ def test_text_that_needs_no_guard_is_returned_as_it_is(kind: Kind) -> None:
     assert kind.tokenizer.guard(text) is text
 
 
+@given(st.lists(st.sampled_from(["<", "<|im", "_end|>", "a", "|", "\n", *MARKERS]), max_size=6).map("".join))
+def test_what_is_harmless_needs_no_guard_in_any_part(text: str) -> None:
+    tokenizer = Tokenizer(bytes_spec(MARKERS))
+    parts = [text[start:end] for start in range(len(text)) for end in range(start, len(text) + 1)]
+    if tokenizer.is_harmless(text):
+        assert all(tokenizer.guard(part) is part for part in parts)
+    else:
+        assert any(tokenizer.guard(part) is not part for part in parts)
+
+
 def test_a_marker_cut_in_two_is_broken_at_the_seam() -> None:
     assert BYTES.encode_guarded(BYTES.guard("hello <|im_") + "end|>") == list(b"hello <|im_end|>")
     # A template may strip what it is given, and then the halves meet.

@@ -176,6 +176,15 @@ def test_whatever_a_user_writes_only_the_template_makes_control_tokens(parts: li
     assert ids == [257, *f"user\n{text}".encode(), 258, 10, 257, *b"assistant\n"]
 
 
+def test_text_that_holds_no_marker_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded: list[str] = []
+    monkeypatch.setattr(BYTES, "guard", lambda text: guarded.append(text) or text)
+    encode_chat(BYTES, CHATML_TEMPLATE, [*user("a > b"), {"role": "assistant", "content": "yes"}])
+    assert not guarded
+    encode_chat(BYTES, CHATML_TEMPLATE, user("a < b"))  # a marker may begin there
+    assert "a < b" in guarded
+
+
 def test_the_templates_own_words_reach_the_client() -> None:
     template = ChatTemplate(LLAMA_TEMPLATE)
     with pytest.raises(ChatError, match=r"^the system message must come first$"):
