@@ -198,8 +198,10 @@ class Limiter:
         """A slot, a request and the prompt's tokens; or Busy, and nothing is taken."""
         self._check_key(key)
         with self._book.locked():
-            account = self._settled(key)
-            self._check(account, prompt_tokens)
+            account = self._account(key)
+            if account.limited:
+                account.settle(self._clock())
+                self._check(account, prompt_tokens)
             account.slots.add(1)
             if account.requests is not None:
                 account.requests.take(1)
@@ -214,8 +216,10 @@ class Limiter:
 
     def end(self, stream: Stream) -> None:
         """The stream has its outcome."""
-        with self._book.locked():
-            self._accounts[stream.key].end(stream, self._clock())
+        account = self._accounts.get(stream.key)  # None: its key is gone, and nobody read it
+        if account is not None and stream in account.charged:
+            with self._book.locked():
+                account.end(stream, self._clock())
 
     def settle(self) -> None:
         """Charge what all streams here made, so that other processes know."""

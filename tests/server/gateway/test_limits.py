@@ -277,6 +277,17 @@ class TestKeysThatChange:
         limits.leave("alice")  # the stream that it had goes on to its end
         assert limits.headers("alice") == ()
 
+    def test_a_stream_that_nobody_reads_ends_though_its_key_is_gone(self) -> None:
+        rig = Rig(keys={"alice": 1}, resume_ttl_s=30)
+        client = rig.open(key="alice")
+        client.leave()
+        rig.keys.replace([])
+        rig.limiter.refresh()
+        rig.clock.advance(31)
+        assert client.stream.outcome is not None
+        assert rig.access == [client.stream]
+        assert not list(rig.table.live)
+
     def test_new_limits_hold_at_once_and_what_was_used_stays_used(self) -> None:
         keys = Keys([Key("alice", b"a", requests_per_minute=10)])
         limits = Limiter(keys, Rates(), Clock())
