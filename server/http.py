@@ -62,7 +62,8 @@ class Call(msgspec.Struct, eq=False):
 
     def header(self, name: bytes) -> str:
         """The first value of a header, "" when absent; bytes beyond ASCII are read as Latin-1."""
-        return self._fields.get(name, b"").decode("latin-1")
+        value = self._fields.get(name)
+        return value.decode("latin-1") if value else ""
 
 
 class Response(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"
 CANCELLED, ERROR, EXPIRED = "cancelled", "error", "expired"
@@ -13,8 +13,7 @@ SEVERITY = (STOP, TOOL_CALLS, LENGTH, CANCELLED, EXPIRED, ERROR)
 SUCCESSES = frozenset((STOP, LENGTH, TOOL_CALLS))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """`message` is for people, and empty on success. `retriable`: the same request may well succeed later."""
 
     kind: str

@@ -10,7 +10,6 @@ from __future__ import annotations
 import traceback
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Protocol
@@ -72,8 +71,7 @@ class Busy(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One sequence that a request asks for."""
 
     prompt: list[int]
@@ -81,8 +79,7 @@ class Part:
     calls: CallFormat | None = None  # how its text may call tools; None: it is text, whatever it looks like
 
 
-@dataclass(frozen=True, slots=True)
-class TextOptions:
+class TextOptions(msgspec.Struct, frozen=True):
     """How ids become text."""
 
     stops: tuple[str, ...] = ()
@@ -235,7 +232,7 @@ class StreamTable:
             mine = self._queued_of.get(key, 0) + len(parts)
             if mine > free:
                 raise Busy(429, f"this key's share of the queue is taken, by {mine - len(parts)} of its sequences", 5)
-        self._allowance.start(key, sum(len(p.prompt) for p in parts if p.sampling.choice_index == 0))
+        self._allowance.start(key, sum([len(p.prompt) for p in parts if p.sampling.choice_index == 0]))
 
     def _count_queued(self, choice: Choice, more: int) -> None:
         key = choice.stream.key

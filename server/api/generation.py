@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -122,7 +122,7 @@ class Generation:
         if sequences > self.table.limits.queue_max:
             message = f"with n={request.n or 1} for each prompt ({len(prompts)}) the request has {sequences} sequences"
             raise errors.invalid("n", f"{message}; it may have {self.table.limits.queue_max}", "out_of_range")
-        seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
+        seed = int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % 2**64
         stop_ids = self._stop_ids(request.stop_token_ids) if request.stop_token_ids else ()
         bias = self._bias(request.logit_bias) if request.logit_bias else ()
         parts: list[Part] = []
