@@ -328,17 +328,17 @@ class Stream:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts, each counted once however many choices it has."""
-        return sum(len(c.prompt) for c in self.choices if c.sampling.choice_index == 0)
+        return sum([len(c.prompt) for c in self.choices if c.sampling.choice_index == 0])
 
     @property
     def completion_tokens(self) -> int:
         """Tokens of all choices, the one that completed a stop string or ended the sequence included."""
-        return sum(len(c.generated) for c in self.choices)
+        return sum([len(c.generated) for c in self.choices])
 
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were found in the prefix cache."""
-        return sum(c.cached_tokens for c in self.choices if c.sampling.choice_index == 0)
+        return sum([c.cached_tokens for c in self.choices if c.sampling.choice_index == 0])
 
     @property
     def state(self) -> str:
