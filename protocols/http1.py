@@ -146,7 +146,7 @@ class Http1:
         self._request = None
         self._write = _HEAD
         self._frame = None
-        return self._read()
+        return self._read() if self._guard.buffer else []
 
     @property
     def buffered(self) -> int:

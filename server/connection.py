@@ -294,15 +294,16 @@ class Connection(asyncio.Protocol):
         deadlines = self.host.deadlines
         if self._channel is not None or self._lingering or self.transport.is_closing():
             return
+        head_started = self._call is None and self._http.head_started
         if self._request_read or self._websocket is not None:
             self._alarm.clear()  # until the answer is made, and taken so far that the next request may begin
         elif self._call is not None:
             self._alarm.set(deadlines.body_s)
-        elif not self._http.head_started:
+        elif not head_started:
             self._alarm.set(deadlines.idle_s)
         elif not self._alarm_is_for_head:
             self._alarm.set(deadlines.header_s)
-        self._alarm_is_for_head = self._call is None and self._http.head_started
+        self._alarm_is_for_head = head_started
 
     def _begin(self, request: Request) -> None:
         call = self._call = new_call(self.host, request, self.client, self._on_whole_answer)
