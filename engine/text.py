@@ -51,7 +51,7 @@ class TextStream:
         self._raw = pieces.raw
         self._whole = pieces.whole
         self.memo = pieces.memo
-        self._stops = [_Stop(text) for text in stops]
+        self._stops = [_Stop(text) for text in stops] if stops else []
         self._firsts = frozenset(text[0] for text in stops) if stops else _NONE
         self._strip = tokenizer.spec.strip_leading_space  # until the first byte came
         self._tail = b""  # an incomplete character, three bytes at most

@@ -178,23 +178,21 @@ class _Marks:
 
     def split(self, text: str) -> Iterable[tuple[str, int | None]]:
         """Pieces of plain text, unmasked, each with the bare special token after it."""
-        plain, at = "", 0
-        for match in self._any.finditer(text):
-            plain += text[at : match.start()]
-            at = match.end()
-            if match["bare"] is None:
-                plain += self._unmask(match)
+        pieces = self._any.split(text)  # plain text, then for each mark its number, its bare text and what follows
+        plain = pieces[0]
+        for number, bare, behind in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+            if bare is None:
+                plain += self._unmasked(number) + behind
             else:
-                yield plain, self._special[match["bare"]]
-                plain = ""
-        yield plain + text[at:], None
+                yield plain, self._special[bare]
+                plain = behind
+        yield plain, None
 
     def swap(self, text: str) -> str:
         """Bare markers under their guarded names, masked ones as they were written."""
-        return self._any.sub(lambda m: self._unmask(m) if m["bare"] is None else self.control[m["bare"]], text)
+        return self._any.sub(lambda m: self.control[m["bare"]] if m["bare"] else self._unmasked(m["masked"]), text)
 
-    def _unmask(self, match: re.Match[str]) -> str:
-        number = match["masked"]
+    def _unmasked(self, number: str) -> str:
         return self._texts[int(number)] if number else ""
 
 
