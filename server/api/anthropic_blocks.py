@@ -7,6 +7,7 @@ is.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -20,12 +21,25 @@ DELTA = "content_block_delta"
 # The first block's text, where no calls may come.
 TEXT_FRAME = Frame(b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"', b'"}}', DELTA)
 
+# Positions of blocks whose begin and end are rendered once, for all answers: few have more.
+BLOCKS_KEPT = 16
+
 _read = json.JSONDecoder(parse_int=str, parse_float=str).decode  # a number may be larger than any type
 
 
 def event(name: str, **fields: Any) -> Event:
     """A typed event."""
     return Event(-1, b"", json_value({"type": name, **fields}), name)
+
+
+@lru_cache(maxsize=BLOCKS_KEPT)
+def _text_begun(index: int) -> Event:
+    return event("content_block_start", index=index, content_block={"type": "text", "text": ""})
+
+
+@lru_cache(maxsize=BLOCKS_KEPT)
+def _stopped(index: int) -> Event:
+    return event("content_block_stop", index=index)
 
 
 class Blocks:
@@ -39,7 +53,8 @@ class Blocks:
 
     def begin_text(self) -> list[Event]:
         """A block of text, empty so far."""
-        return self._begin({"type": "text", "text": ""})
+        ended = self._begin({"type": "text", "text": ""})
+        return [*ended, _text_begun(self._begun - 1)]
 
     def take(self, piece: Piece) -> list[Event]:
         """The events of a piece of an answer that may call tools."""
@@ -50,7 +65,9 @@ class Blocks:
             delta = b'{"type":"content_block_delta","index":%d,"delta":{"type":"text_delta","text":"%b"}}'
             return [*begun, Event(0, text, delta % (self._begun - 1, text), DELTA)]
         if isinstance(piece, ToolCallBegin):
-            return self._begin({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+            block: dict[str, Any] = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+            ended = self._begin(block)
+            return [*ended, event("content_block_start", index=self._begun - 1, content_block=block)]
         if isinstance(piece, ToolArguments):
             self._hold(piece.text)
             part = {"type": "input_json_delta", "partial_json": piece.text}
@@ -62,7 +79,7 @@ class Blocks:
         if not self._open:
             return []
         self._open = ""
-        return [event("content_block_stop", index=self._begun - 1)]
+        return [_stopped(self._begun - 1)]
 
     @property
     def content(self) -> list[dict[str, Any]]:
@@ -70,12 +87,13 @@ class Blocks:
         return [_whole(block, parts) for block, parts in self._kept]
 
     def _begin(self, block: dict[str, Any]) -> list[Event]:
+        """Count a block; the events that end the one before it."""
         ended = self.end()
         self._open = block["type"]
         self._begun += 1
         if self._keep:
             self._kept.append((block, []))
-        return [*ended, event("content_block_start", index=self._begun - 1, content_block=block)]
+        return ended
 
     def _hold(self, text: str) -> None:
         if self._keep:

@@ -11,6 +11,7 @@ from server.http import Call, Response
 from server.outcome import Outcome
 
 MESSAGES = "/v1/messages"
+_UNDER_MESSAGES = f"{MESSAGES}/"
 
 # Status -> the `type` that Anthropic's SDKs and their users know.
 TYPES = {
@@ -29,7 +30,7 @@ TYPES = {
 def expected_by(call: Call) -> bool:
     """Whether a client of that API asks: by its routes, or by the header that all of its SDKs send."""
     path = call.path
-    return path == MESSAGES or path.startswith(MESSAGES + "/") or bool(call.header(b"anthropic-version"))
+    return path == MESSAGES or path.startswith(_UNDER_MESSAGES) or bool(call.header(b"anthropic-version"))
 
 
 def render(error: ApiError, request_id: str) -> Response:

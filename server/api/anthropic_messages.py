@@ -32,6 +32,7 @@ from server.stream import Choice, Stream, new_stream_id
 from server.tools.pieces import Piece
 
 STOP_REASONS = {outcomes.STOP: "end_turn", outcomes.LENGTH: "max_tokens", outcomes.TOOL_CALLS: "tool_use"}
+_MESSAGE_STOP = event("message_stop")
 
 
 class MessagesGrammar:
@@ -75,7 +76,7 @@ class MessagesGrammar:
     def closing(self, stream: Stream, end: Outcome) -> list[Event]:
         """The terminator, or the error."""
         if end.success:
-            return [event("message_stop")]
+            return [_MESSAGE_STOP]
         return [Event(-1, b"", self.failure(stream, end), "error")]
 
     def whole(self, stream: Stream) -> bytes:

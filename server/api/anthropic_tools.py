@@ -17,6 +17,8 @@ _OFF = {"defer_loading": (False,), "input_examples": ([],), "allowed_callers": (
 def tool_use(request: CountTokensRequest) -> ToolUse | None:
     """How the answer may call tools; None when it can't. Raises ApiError."""
     choice = request.tool_choice
+    if not request.tools and choice is None:
+        return None
     tools = read_tools(request.tools or [], _tool, inside="", kind="tools")
     names = [tool.name for tool in tools]
     kind = choice.type if choice else "auto"

@@ -128,7 +128,8 @@ class Generation:
         parts: list[Part] = []
         for prompt_index, prompt in enumerate(prompts):
             _check_prompt(prompt, limit, param)
-            _check_prompt_logprobs(prompt, prompt_logprobs, param)
+            if prompt_logprobs >= 0:
+                _check_prompt_logprobs(prompt, prompt_logprobs, param)
             room = limit - len(prompt)
             for choice_index in range(request.n or 1):
                 sampling = Sampling(

@@ -34,6 +34,8 @@ from server.outcome import Outcome
 from server.stream import Choice, Frame, Stream, escaped, new_stream_id, text_event
 from server.tools.pieces import Piece, TextPiece, ToolCallBegin, ToolCallEnd
 
+_DONE = Event(-1, b"", DONE)
+
 
 class OpenAIGrammar:
     """What all of OpenAI's grammars have in common."""
@@ -183,7 +185,8 @@ def closing_events(stream: Stream, end: Outcome, usage_head: bytes | None) -> li
     elif usage_head is not None:
         usage = msgspec.json.encode(usage_of(stream))
         events.append(Event(-1, b"", usage_head + b',"choices":[],"usage":' + usage + b"}"))
-    return [*events, Event(-1, b"", DONE)]
+    events.append(_DONE)
+    return events
 
 
 def usage_of(stream: Stream) -> dict[str, Any]:

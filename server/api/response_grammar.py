@@ -70,8 +70,9 @@ class ResponseGrammar(OpenAIGrammar):
         self._may_call = may_call
         self.response = begun(request, id=self.response_id, created_at=new_created(), model=model)
         self._output = Output()
-        head = json_value({"type": TEXT_DELTA, **self._output.place, "logprobs": []})[:-1]
-        self.frames = [Frame(head + b',"delta":"', b'","sequence_number":', TEXT_DELTA, b"}")]
+        head = b'{"type":"%b","item_id":"%b","output_index":0,"content_index":0,"logprobs":[],"delta":"'
+        head %= TEXT_DELTA.encode(), self._output.first_id.encode()
+        self.frames = [Frame(head, b'","sequence_number":', TEXT_DELTA, b"}")]
 
     def opening(self) -> list[Event]:
         """The response, and its message if that is sure to come, empty still."""

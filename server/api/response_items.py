@@ -96,7 +96,7 @@ def read_items(given: str | list[Any], stored: Callable[[str], Item | None]) -> 
     """A request's `input` as items with ids and content in parts, as they are kept and shown. `stored` finds an item by
     its id. Raises ApiError 400."""
     if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
+        return [_read_message(MessageItem("user", given), "input.0")]
     if not given:
         raise invalid("input", "input is empty; it needs at least one item")
     return [_read_item(item, f"input.{index}", stored) for index, item in enumerate(given)]

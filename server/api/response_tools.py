@@ -51,6 +51,8 @@ _CHOICES: dict[str, type[NamedTool] | type[AllowedTools]] = {"function": NamedTo
 
 def response_tool_use(request: ResponseRequest) -> ToolUse | None:
     """How the answer may call tools; None when it can't. Raises ApiError."""
+    if not request.tools and request.tool_choice is None:
+        return None
     tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or ())]
     chat = ChatRequest(
         messages=[],
