@@ -411,7 +411,9 @@ class Connection(asyncio.Protocol):
 
     def channel_ended(self, *, whole: bool) -> None:
         """The reader is done. A body that is not whole ends with the connection, which the client can tell."""
-        self._channel = None
+        if self._channel is not None:
+            self._channel.part()
+            self._channel = None
         self._alarm.clear()
         if whole:
             self.transport.write(self._http.end())
@@ -463,7 +465,7 @@ class Connection(asyncio.Protocol):
             if self._call is not None:
                 self.host.program.left(self._call)
         if self._channel is not None:
-            self._channel.reader.leave()
+            self._channel.leave()
             self._channel = None
 
     # Silence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 # Containers that are made before the collector looks at the youngest. Python's 700 are some ten requests, of which
-# nothing is garbage yet. What requests leave in cycles is little, and waits a little longer.
+# nothing is garbage yet. Requests leave next to nothing in cycles, and that waits a little longer.
 YOUNG_MAX = 5000
 
 

@@ -91,6 +91,16 @@ class HttpChannel:
         self.flush()
         self._connection.channel_ended(whole=False)
 
+    def leave(self) -> None:
+        """The client is gone."""
+        self.reader.leave()
+        self.part()
+
+    def part(self) -> None:
+        """From its reader, which has it: a cycle, which would keep both until Python's collector of garbage comes by.
+        Nobody asks for the reader any more."""
+        del self.reader
+
     def probe(self) -> None:
         """The client sends no more, and may still be reading: two pings tell, since writing to one that is gone fails
         by the second. A framing without pings has no half-close."""

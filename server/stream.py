@@ -449,6 +449,8 @@ class Stream:
             call()
         if not self.readers:
             self._close_trace()
+        for choice in self.choices:
+            del choice.stream  # nothing asks for it now, and Python's collector has no cycle to find
 
     def end_choice(self, choice: Choice, reason: str) -> None:
         """A choice ended well. With the last one the stream ends."""
