@@ -152,8 +152,6 @@ class StreamTable:
         self._live[stream] = None
         self._with_slot.add(stream)
         self._allowance.track(stream)
-        for event in grammar.opening():
-            stream.append(event)
         for index, part in enumerate(parts):
             choice = Choice(
                 stream=stream,
@@ -169,6 +167,8 @@ class StreamTable:
             choice.allow(self.limits.credit_window, self.limits.credit_window)
             stream.choices.append(choice)
             self._submit(choice, part.prompt, [])
+        for event in grammar.opening():  # while the engine begins already
+            stream.append(event)
         self._metrics.started[grammar.api] += 1
         self._arm_deadlines(stream)
         self.trim()

@@ -199,14 +199,7 @@ class Balancer:
         if not up:
             return
         marks = list(prompt_marks(message)) if len(self.members) > 1 else []
-        mean = sum(member.outstanding for member in up) / len(up)
-        extra = max(KNOWN_EXTRA_TOKENS, KNOWN_EXTRA_PART * mean)
-
-        def left_to_do(member: Member) -> float:
-            known = member.known_tokens(marks)
-            return member.outstanding - min(KNOWN_WEIGHT * known, known + extra)
-
-        member = min(up, key=left_to_do)
+        member = up[0] if len(up) == 1 else _least_busy(up, marks)
         self._of[message.id] = member
         member.give(message, marks)
 
@@ -261,6 +254,18 @@ class Balancer:
                 running_max=sum(hello.running_max for hello in up),
             )
         ) or None
+
+
+def _least_busy(members: list[Member], marks: list[tuple[int, int]]) -> Member:
+    """The one that has the least left to do with a prompt of these marks."""
+    mean = sum(member.outstanding for member in members) / len(members)
+    extra = max(KNOWN_EXTRA_TOKENS, KNOWN_EXTRA_PART * mean)
+
+    def left_to_do(member: Member) -> float:
+        known = member.known_tokens(marks)
+        return member.outstanding - min(KNOWN_WEIGHT * known, known + extra)
+
+    return min(members, key=left_to_do)
 
 
 def outstanding_tokens(message: Submit) -> int:
