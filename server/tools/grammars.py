@@ -20,6 +20,11 @@ CALLS_MAX = 16
 SCHEMA_DEPTH_MAX = 100
 # Of one object. Where they are optional, any of them may follow any other, which each token is compared with.
 PROPERTIES_MAX = 1000
+# llguidance reads numbers as doubles, or as 64-bit integers: beyond this an answer may be another number than the
+# schema's, and the least 64-bit integer ends the process.
+NUMBER_MAX = 2**53
+_LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})  # of numbers
+_LITERALS = frozenset({"const", "enum"})
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _LIST = '" "? "["'  # of calls in Mistral's older form: its templates differ in the blank
 _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
@@ -27,10 +32,10 @@ _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
 
 def schema_fault(schema: Mapping[str, Any]) -> str:
     """What no compiler of grammars will say against a schema, as a sentence; "" for nothing."""
-    unseen: list[tuple[Any, int]] = [(schema, 1)]
+    unseen: list[tuple[Any, int, str]] = [(schema, 1, "")]
     left: set[int] = set()
     while unseen:
-        value, depth = unseen.pop()
+        value, depth, keyword = unseen.pop()
         if depth > SCHEMA_DEPTH_MAX:
             return f"it is nested more than {SCHEMA_DEPTH_MAX} levels deep"
         if isinstance(value, Mapping):
@@ -39,12 +44,20 @@ def schema_fault(schema: Mapping[str, Any]) -> str:
                 return "minProperties above 1 is not supported; name the properties in required"
             if len(value) > PROPERTIES_MAX:
                 return f"it has more than {PROPERTIES_MAX} properties in one object"
-            unseen += [(each, depth + 1) for each in value.values()]
+            unseen += [(each, depth + 1, _nearest(keyword, name)) for name, each in value.items()]
             if _leads_to_itself(schema, value, left):
                 return "a $ref in it leads to itself, and to nothing else"
         elif isinstance(value, list):
-            unseen += [(each, depth + 1) for each in value]
+            unseen += [(each, depth + 1, keyword) for each in value]
+        elif keyword and isinstance(value, int | float) and abs(value) > NUMBER_MAX:
+            return f"{keyword} has a number beyond 2^53, which is not supported"
     return ""
+
+
+def _nearest(keyword: str, name: str) -> str:
+    """The keyword whose numbers an answer is held to, for what is called `name` within such a keyword ("": in none).
+    All of a const is; a property may be called so too, and has a schema with limits."""
+    return name if name in _LIMITS or name in _LITERALS else keyword if keyword in _LITERALS else ""
 
 
 def _leads_to_itself(root: Mapping[str, Any], start: Mapping[str, Any], left: set[int]) -> bool:

@@ -118,3 +118,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"properties": 5}, "properties"),
     ({"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in "ab"]} for i in range(20)]}, "large"),
 ]
+
+# The same, of which llguidance says nothing.
+BAD_NUMBERS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "integer", "maximum": 9007199254740993}, "maximum"),
+    ({"type": "array", "items": {"const": {"a": [-(2**63)]}}}, "const"),  # it would end the process
+]
