@@ -30,7 +30,12 @@ Message = Mapping[str, Any]
 
 
 class ChatError(ValueError):
-    """These messages can't become a prompt; the text says why, for the client."""
+    """These messages can't become a prompt; the text says why, for the client. `field`: which of the arguments beside
+    the messages is at fault; "" for the messages."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ChatTemplate:
@@ -117,13 +122,10 @@ def encode_chat(
     Special markers in any string of `messages`, `tools` and `kwargs` become ordinary text. Raises ChatError.
     """
     guard = _Guard(tokenizer)
-    try:
-        if not _unmarked(tokenizer, messages):
-            messages = guard.value(messages)
-        if tools or kwargs:
-            tools, kwargs = guard.value((tools, kwargs))
-    except RecursionError:
-        raise ChatError("messages are nested too deeply") from None
+    if not _unmarked(tokenizer, messages):
+        messages = guard.argument(messages)
+    tools = guard.argument(tools, "tools")
+    kwargs = {name: guard.argument(value, name) for name, value in kwargs.items()}
     text = template.render(
         messages,
         tools=tools,
@@ -152,6 +154,13 @@ class _Guard:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._guard = tokenizer.guard
         self.masked = False
+
+    def argument(self, value: Any, field: str = "") -> Any:
+        """One of those of `encode_chat`; `field` as in ChatError, which it raises."""
+        try:
+            return self.value(value)
+        except RecursionError:
+            raise ChatError(f"{field or 'messages'} are nested too deeply", field) from None
 
     def value(self, value: Any) -> Any:
         if type(value) is str:

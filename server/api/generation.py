@@ -81,13 +81,15 @@ class Generation:
         """Ids of a chat's turns, by the model's template, with the options of `encode_chat`. Turns and tools are as
         templates for `transformers` take them. `param`: what they came from. Raises ApiError 400."""
         tokenizer, template = self.model.tokenizer, self.model.template
-        shown: Sequence[Turn] = turns if template.takes_tools else written(turns, tools)
         options["tools"] = tools
-        size = sum(map(_chars, turns)) + (len(msgspec.json.encode(tools)) if tools else 0)
         try:
+            shown: Sequence[Turn] = turns if template.takes_tools else written(turns, tools)
+            size = sum(map(_chars, turns)) + (len(msgspec.json.encode(tools)) if tools else 0)
             return await self.encode_sized(size, lambda: encode_chat(tokenizer, template, shown, **options), param)
         except ChatError as error:
-            raise errors.invalid(param, str(error)) from None
+            raise errors.invalid(error.field or param, str(error)) from None
+        except RecursionError:  # what could just be decoded, on a stack that was lower by some frames
+            raise errors.invalid("tools" if tools else param, "tools or their calls are nested too deeply") from None
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that isn't served."""

@@ -197,6 +197,26 @@ class TestD17HostileBodies:
             socket.send_text(f'{{"type":"generate","id":"a","{field}":{nested}}}')
             assert socket.receive_json()["type"] == "error"
 
+    @pytest.mark.parametrize("depth", [600, *range(950, 980)])  # the last of which can't be decoded
+    def test_deep_tools_are_to_blame(self, server: Server, depth: int) -> None:
+        """Never the messages, which are flat."""
+        schema = '{"a":' * depth + "{}" + "}" * depth
+        for path, prompt, tool in (
+            (CHAT, "messages", '{"type":"function","function":{"name":"f","parameters":%s}}'),
+            ("/tokenize", "messages", '{"type":"function","function":{"name":"f","parameters":%s}}'),
+            ("/v1/responses", "input", '{"type":"function","name":"f","parameters":%s}'),
+            ("/v1/messages", "messages", '{"name":"f","input_schema":{"type":"object","a":%s}}'),
+        ):
+            limit = '"max_tokens":1,' if path == "/v1/messages" else ""
+            body = (
+                f'{{{limit}"model":"synthetic","{prompt}":[{{"role":"user","content":"x"}}],"tools":[{tool % schema}]}}'
+            )
+            answer = server.ask("POST", path, body.encode(), [("anthropic-version", "2023-06-01")])
+            assert answer.status == 400
+            error = answer.json()["error"]
+            assert error["message"].startswith(("tools ", "the body is not valid JSON"))
+            assert error.get("param") in ("tools", None)
+
     def test_deep_nesting_in_a_query(self, server: Server) -> None:
         for name in ("metadata", "logit_bias", "stream_options"):
             assert server.ask("GET", f"/v1/generate?prompt=x&{name}={'[' * 10_000}").error(400)["param"] == name

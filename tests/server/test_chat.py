@@ -255,8 +255,19 @@ def test_messages_nested_too_deeply_are_refused() -> None:  # case D17
     deep: Any = "x"
     for _ in range(10_000):
         deep = [deep]
-    with pytest.raises(ChatError, match="too deeply"):
+    with pytest.raises(ChatError, match=r"^messages are nested too deeply") as caught:
         encode_chat(BYTES, CHATML_TEMPLATE, user(deep))
+    assert caught.value.field == ""
+
+
+@pytest.mark.parametrize("field", ["tools", "documents"])
+def test_what_is_nested_too_deeply_beside_the_messages_is_named(field: str) -> None:
+    deep: Any = {}
+    for _ in range(10_000):
+        deep = {"a": deep}
+    with pytest.raises(ChatError, match=rf"^{field} are nested too deeply") as caught:
+        encode_chat(BYTES, CHATML_TEMPLATE, user("x"), **{field: [deep]})
+    assert caught.value.field == field
 
 
 def test_the_callers_messages_stay_as_they_were() -> None:
