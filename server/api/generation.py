@@ -100,9 +100,9 @@ class Generation:
     def check_ids(self, ids: list[int], path: str) -> None:
         """Raises ApiError 400 for an id beyond the vocabulary."""
         size = self.model.hello.vocab_size
-        for index, id_ in enumerate(ids):
-            if not 0 <= id_ < size:
-                raise errors.invalid(f"{path}.{index}", f"{id_} is not in the vocabulary of {size} tokens")
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            index, id_ = next((index, id_) for index, id_ in enumerate(ids) if not 0 <= id_ < size)
+            raise errors.invalid(f"{path}.{index}", f"{id_} is not in the vocabulary of {size} tokens")
 
     def parts(
         self,

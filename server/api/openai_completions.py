@@ -173,7 +173,7 @@ def _offsets(pieces: list[str], first: int) -> list[int]:
 
 async def completions(generation: Generation, call: Call) -> Response | Streaming:
     """POST /v1/completions. Raises ApiError."""
-    request = parse(call.body, CompletionRequest)
+    request = parse(call.body, CompletionRequest, ids=True)
     grammar, parts = await plan_completion(generation, request, "completions")
     return await generation.answer(call, request, grammar, parts)
 
@@ -234,4 +234,4 @@ async def _encode_text(generation: Generation, text: str, path: str) -> list[int
 
 
 def _are_ids(value: list[Any]) -> bool:
-    return bool(value) and all(type(item) is int for item in value)
+    return set(map(type, value)) == {int}

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from server.api.errors import invalid
+from server.api.json_checks import refuse_crowded_arguments
 from server.api.structure import JsonForm
 from server.api.tool_use import AUTO, REQUIRED, Tool, ToolUse, read_tools
 from server.api.types import ChatRequest, ContentPart, Message, MessageToolCall, ToolDefinition
@@ -120,6 +121,8 @@ def _check_known(name: str, names: list[str], path: str) -> None:
 
 def turns_of(messages: list[Message]) -> list[dict[str, Any]]:
     """Messages as chat templates take them. Raises ApiError."""
+    calls = [call.function.arguments for message in messages for call in message.tool_calls or ()]
+    refuse_crowded_arguments(calls, "messages")
     return [_turn(message, f"messages.{i}") for i, message in enumerate(messages)]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from server.api.errors import invalid
+from server.api.json_checks import refuse_crowded_arguments
 from server.api.types import convert_at
 from server.places import placed
 
@@ -99,6 +100,8 @@ def read_items(given: str | list[Any], stored: Callable[[str], Item | None]) -> 
         return [_read_message(MessageItem("user", given), "input.0")]
     if not given:
         raise invalid("input", "input is empty; it needs at least one item")
+    calls = [item.get("arguments") for item in given if isinstance(item, dict)]
+    refuse_crowded_arguments([arguments for arguments in calls if isinstance(arguments, str)], "input")
     return [_read_item(item, f"input.{index}", stored) for index, item in enumerate(given)]
 
 

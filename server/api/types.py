@@ -6,13 +6,13 @@ Every field works or is refused by name. Fields that are named here only to be r
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from server.api.errors import ApiError, invalid
+from server.api.json_checks import refuse_crowds, refuse_repeated_names
 
 STOPS_MAX = 16
 CHOICES_MAX = 16  # n; each is a sequence of its own in the engine
@@ -241,13 +241,15 @@ _decimal = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)  # one way to write each 
 _missing = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
-def parse(body: bytes, kind: type[T]) -> T:
+def parse(body: bytes, kind: type[T], *, ids: bool = False) -> T:
     """The body as `kind`, with every value in its range. Raises ApiError 400."""
-    return checked(decode(body, kind))
+    return checked(decode(body, kind, ids=ids))
 
 
-def decode(body: bytes, kind: type[S]) -> S:
-    """The body as `kind`. Raises ApiError 400 that names the field and says what is right."""
+def decode(body: bytes, kind: type[S], *, ids: bool = False) -> S:
+    """The body as `kind`, which may hold long lists of token `ids`. Raises ApiError 400 that names the field and says
+    what is right."""
+    refuse_crowds(body, ids=ids)
     try:
         request = msgspec.json.decode(body, type=kind)
         refuse_repeated_names(body.decode())
@@ -257,38 +259,6 @@ def decode(body: bytes, kind: type[S]) -> S:
         sentence = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise invalid(None, f"the body is not valid JSON: {sentence}", "invalid_json") from None
     return request
-
-
-def refuse_repeated_names(document: str) -> None:
-    """Raises ApiError 400 when an object of this valid JSON has a name twice: parsers differ on which one counts (RFC
-    8259 section 4), so what a proxy before us has checked may not be what we would do."""
-    if not _loses_nothing(document):
-        _names_only.decode(document)
-
-
-def _loses_nothing(document: str) -> bool:
-    """Whether all of this JSON is still there once it is decoded, and so no name was there twice: with one of two
-    values its colon would be gone. False when in doubt: a string may hide a colon in an escape."""
-    if "\\u003a" in document or "\\u003A" in document:
-        return False
-    try:
-        kept = msgspec.json.encode(msgspec.json.decode(document))
-    except (msgspec.DecodeError, RecursionError):  # of a number beyond all bounds, say, in a field that nobody reads
-        return False
-    return kept.count(b":") == document.count(":")
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) == len(pairs):
-        return
-    names: set[str] = set()
-    for name, _ in pairs:
-        if name in names:
-            raise invalid(name, f"{name} is given twice in one object", "invalid_json")
-        names.add(name)
-
-
-_names_only = json.JSONDecoder(object_pairs_hook=_unrepeated, parse_int=str, parse_float=str)
 
 
 def convert(value: object, kind: type[T], *, strict: bool = True) -> T:

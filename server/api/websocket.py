@@ -24,6 +24,7 @@ from server.api import errors, streams
 from server.api.errors import ApiError, invalid
 from server.api.generate import plan_generate, query_fields
 from server.api.generation import Generation, check_one_choice
+from server.api.json_checks import refuse_crowds, refuse_repeated_names
 from server.api.openai_chat import plan_chat, usage_of
 from server.api.openai_completions import plan_completion
 from server.api.types import (
@@ -31,7 +32,6 @@ from server.api.types import (
     CompletionRequest,
     GenerationFields,
     convert,
-    refuse_repeated_names,
 )
 from server.begun import begin
 from server.elsewhere import Unreachable
@@ -460,6 +460,7 @@ def _error_message(id_: str, end: Outcome) -> bytes:
 def _decode(text: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(text)
+        refuse_crowds(text.encode(), ids=isinstance(value, dict) and "messages" not in value)
         refuse_repeated_names(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(None, f"the message is not valid JSON: {error}", "invalid_json") from None

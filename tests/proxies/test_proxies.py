@@ -31,6 +31,7 @@ ASKED_TOGETHER = 8
 # Debian's Caddy 2.6 ends an answer in good order that its upstream cut (it logs "aborting with incomplete response").
 HIDES_CUTS = "deploy/Caddyfile"
 MEGABYTE = 1 << 20
+BODY_MAX = 8 * MEGABYTE  # --max-body, as it comes
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,16 @@ def test_answers_that_begin_at_once_are_whole(proxy: Proxy) -> None:
         answers = pool.map(lambda _: proxy.ask("POST", "/v1/chat/completions", chat("short", stream=True)), range(200))
         ends = {(answer.status, answer.end, answer.events()[-1].data) for answer in answers}
     assert ends == {(200, "whole", "[DONE]")}
+
+
+@behind_deployed
+def test_a_body_over_the_limit_is_refused_and_not_cut(proxy: Proxy) -> None:
+    """One whose length isn't known before is no shorter for that."""
+    chunks = b"10000\r\n%b\r\n" % bytes(0x10000) * (BODY_MAX // 0x10000 + 1)
+    with proxy.connect() as client:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        client.send(head, chunks, b"0\r\n\r\n")
+        assert client.answer("POST").status == 413
 
 
 @behind_each

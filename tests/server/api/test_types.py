@@ -6,7 +6,6 @@ tests/cases/test_d_refusals.py shows the same through the server.
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from server.api.types import (
     GenerationFields,
     convert,
     parse,
-    refuse_repeated_names,
     stop_strings,
 )
 
@@ -226,47 +224,6 @@ def test_a_prompt_has_four_forms(prompt: Any) -> None:
 def test_a_body_that_is_no_request_is_400(body: bytes) -> None:
     """D17."""
     refusal(body)
-
-
-class Repeating(dict[str, Any]):
-    """Written with its first name twice."""
-
-
-def _written(value: Any) -> str:
-    """JSON whose strings are escaped here and there, also where they needn't be."""
-    if isinstance(value, str):
-        return '"' + "".join(f"\\u{ord(c):04x}" if ord(c) % 3 else c for c in value) + '"'
-    if isinstance(value, list):
-        return "[" + ",".join(map(_written, value)) + "]"
-    if isinstance(value, dict):
-        pairs = [*value.items(), *(list(value.items())[:1] if isinstance(value, Repeating) else [])]
-        return "{" + " , ".join(f"{_written(name)} : {_written(item)}" for name, item in pairs) + "}"
-    return json.dumps(value)
-
-
-def _repeats(value: Any) -> bool:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return (isinstance(value, Repeating) and bool(value)) or any(map(_repeats, items))
-
-
-NAMES = st.text("a:;=~", max_size=2)  # some are written as escapes, the colon among them
-DOCUMENTS = st.recursive(
-    st.none() | st.integers() | NAMES | st.sampled_from(["\\u003a", "\x0b:"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(NAMES, inner, max_size=3)
-        | st.dictionaries(NAMES, inner, max_size=3).map(Repeating)
-    ),
-    max_leaves=12,
-)
-
-
-@given(DOCUMENTS)
-@settings(deadline=None, max_examples=500)
-def test_a_name_is_never_given_twice(document: Any) -> None:
-    """RFC 8259 section 4: however deep, however it is written, and whatever else holds a colon."""
-    with pytest.raises(ApiError, match="twice") if _repeats(document) else nullcontext():
-        refuse_repeated_names(_written(document))
 
 
 @pytest.mark.parametrize("unread", ["1e999", "1" * 5000, "[" * 400 + "]" * 400])
