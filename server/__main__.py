@@ -50,10 +50,9 @@ from server.gateway.ledger import LedgerFull
 from server.gateway.limits import SETTLE_S
 from server.host import Host
 from server.http import Program
-from server.listening import address_of, listen, turn_away
+from server.listening import listen, say_ready, turn_away
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
 from server.outcome import Outcome
-from server.outlet import sender
 from server.places import take_place
 from server.table import StreamTable
 from server.tls import Certificates, TlsError
@@ -139,8 +138,7 @@ class Server:
         servers += [await self._serve(host, listener.dup()) for _ in range(LISTENING_DESCRIPTORS - 1)]
         garbage.settle()
         if frontend is None:
-            self._log.event("start", token_sender=sender())
-            print(f"sluice ready on {address_of(config, listener)}", flush=True)
+            say_ready(self._log, config, listener)
         else:
             frontend.ready()
         await self._stop.wait()

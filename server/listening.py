@@ -10,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from server.access_log import AccessLog
 from server.config import Config
+from server.outlet import sender
 
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 # A program for the kernel's packet filter (linux/filter.h): drop what has SYN in its flags, byte 13 of a TCP header.
@@ -66,8 +68,13 @@ def turn_away(listener: socket.socket) -> None:
             listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 4, ctypes.addressof(program)))
 
 
-def address_of(config: Config, listener: socket.socket) -> str:
-    """As the ready line shows it."""
+def say_ready(log: AccessLog, config: Config, listener: socket.socket) -> None:
+    """To the log how tokens are sent, and on stdout the line that whoever started us waits for."""
+    log.event("start", token_sender=sender())
+    print(f"sluice ready on {_address(config, listener)}", flush=True)
+
+
+def _address(config: Config, listener: socket.socket) -> str:
     if config.uds:
         return f"unix:{config.uds}"
     host = f"[{config.host}]" if ":" in config.host else config.host

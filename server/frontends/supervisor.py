@@ -28,8 +28,7 @@ from server.frontends.frontend import RELOAD, STOP, Frontend
 from server.gateway.access_tokens import new_secret
 from server.gateway.key_file import KeysError, read_keys
 from server.gateway.ledger import Ledger, LedgerFull
-from server.listening import address_of, listen
-from server.outlet import sender
+from server.listening import listen, say_ready
 from server.tls import Certificates
 
 BACKLOG = 4096
@@ -231,8 +230,7 @@ class Supervisor:
     def _say_ready(self) -> None:
         if not self._ready and all(child.ready for child in self._frontends):
             self._ready = True
-            self._log.event("start", token_sender=sender())
-            print(f"sluice ready on {address_of(self._config, self._listener)}", flush=True)
+            say_ready(self._log, self._config, self._listener)
 
     def _on_death(self, child: EngineChild | FrontendChild) -> None:
         assert child.socket is not None
