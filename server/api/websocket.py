@@ -27,12 +27,7 @@ from server.api.generation import Generation, check_one_choice
 from server.api.json_checks import refuse_crowds, refuse_repeated_names
 from server.api.openai_chat import plan_chat, usage_of
 from server.api.openai_completions import plan_completion
-from server.api.types import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationFields,
-    convert,
-)
+from server.api.types import ChatRequest, CompletionRequest, GenerationFields, convert
 from server.begun import begin
 from server.elsewhere import Unreachable
 from server.framing import digits, unescaped
