@@ -13,6 +13,7 @@ import pytest
 from bench.load import play
 from bench.processes import SAID_BYTES_MAX, Gone, engine, ready_line, server, started
 from bench.readers import Http1
+from tests.support.benches import endless_bench
 from tests.support.probes import processes_with
 from tests.support.serving import REPOSITORY, until
 
@@ -94,25 +95,12 @@ def test_a_server_or_an_engine_that_dies_in_the_middle(who: str) -> None:
 
 @pytest.mark.synthetic
 def test_it_is_all_that_a_bench_says_and_nothing_is_left(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench", "transports", "--streams", "2", "--tokens", "100000", "--rounds", "1"],
-        cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
     mark = f"unix:{tmp_path}"  # of the engine's socket, in its command line and the server's
-    try:
+    with endless_bench(tmp_path, mark) as (process, left):
         until(lambda: len(processes_with(mark)) == 2, "an engine and a server")
         (pid,) = processes_with(f"--engine-url\0{mark}")
         os.kill(pid, signal.SIGKILL)
         out, err = process.communicate(timeout=RUN_S)
-    finally:
-        process.kill()
-        left = processes_with(mark)
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
     assert (process.returncode, out, left, list(tmp_path.iterdir())) == (1, "", [], [])
     assert err.startswith("our server ended by signal 9 (Killed); ")
     assert err.count("\n") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,50 +10,29 @@ from pathlib import Path
 import pytest
 
 from bench import signals
+from tests.support.benches import endless_bench
+from tests.support.probes import processes_with
 from tests.support.serving import REPOSITORY, until
 
 RUN_S = 60
 CASES = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 
 
-def those_with(mark: str) -> set[int]:
-    """Processes that have this in their environment, zombies not."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in path.read_bytes():
-                found.add(int(path.parent.name))
-        except OSError:
-            pass
-    return found
-
-
 @pytest.mark.synthetic
 @pytest.mark.parametrize(("number", "code"), CASES, ids=["SIGTERM", "SIGINT"])
 def test_no_server_engine_or_folder_is_left(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench", "transports", "--streams", "2", "--tokens", "100000", "--rounds", "1"]
     mark = f"TMPDIR={tmp_path}"
-    process = subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    try:
-        until(lambda: len(those_with(mark)) >= 3, "the bench, an engine and a server")
+
+    def interruptible() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with endless_bench(tmp_path, mark, "environ", before=interruptible) as (process, left):
+        until(lambda: len(processes_with(mark, "environ")) >= 3, "the bench, an engine and a server")
         process.send_signal(number)
         process.send_signal(number)  # as `timeout` does, to the process and to its group
         out, err = process.communicate(timeout=RUN_S)
-    finally:
-        process.kill()
-        left = those_with(mark)
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
     assert (process.returncode, out, err) == (code, "", f"ended by {number.name}\n")
-    assert left == set()
+    assert left == []
     assert list(tmp_path.iterdir()) == []
 
 

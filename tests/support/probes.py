@@ -117,10 +117,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def processes_with(word: str) -> list[int]:
-    """The processes with this word in their command line."""
+def processes_with(word: str, where: str = "cmdline") -> list[int]:
+    """The processes with this word in their command line, or in their `environ`."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob(f"[0-9]*/{where}"):
         try:
             if word.encode() in path.read_bytes() and alive(int(path.parent.name)):
                 found.append(int(path.parent.name))
