@@ -15,6 +15,7 @@ from tests.support.serving import Server, until
 
 LANES = ("Polling", "Chunked", "SSE", "WebSocket")
 WAIT_MS = 30_000
+TIME = r"[\d.]+ m?s"  # as the page writes it
 WINDOW = 64  # --credit-window
 
 
@@ -198,9 +199,8 @@ def test_the_race(site: Site, open_page: Open) -> None:
     assert len(set(texts)) == 1 and words(texts[0]) == 60
     figures = [lane.locator("dd").all_text_contents() for lane in lanes.all()]
     for ttft, itl, gap, tokens, size, _ in figures:
-        assert (
-            re.fullmatch(r"[\d.]+ m?s", ttft) and re.fullmatch(r"[\d.]+ m?s", itl) and re.fullmatch(r"[\d.]+ m?s", gap)
-        )
+        assert re.fullmatch(TIME, ttft) and re.fullmatch(TIME, itl)
+        assert re.fullmatch(TIME, gap) or (itl, gap) == ("0.0 ms", "–")  # a browser that was busy reads all at once
         assert tokens == "60" and size.endswith("KB")
     requests = [int(each[-1]) for each in figures]
     assert requests[0] > 2 and requests[1:] == [1, 1, 1]

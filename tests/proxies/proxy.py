@@ -47,7 +47,6 @@ def _environment(argv: list[str], folder: Path) -> dict[str, str]:
         version = subprocess.run([argv[0], "version"], capture_output=True, text=True, timeout=STOP_S, check=True)
         if version.stdout.split()[0].lstrip("v") == "2.6.2":
             environment["SLUICE_BUFFERS"] = "buffer_requests"
-            environment["SLUICE_BUFFERS_MAX"] = "max_buffer_size 8388608"
     return environment
 
 
