@@ -230,11 +230,9 @@ def test_what_waits_for_an_engine_to_come_back_is_in_the_queue() -> None:
     rig.play(client.stream, "abcd")
     told = Gauges(waiting=1, waiting_tokens=5, running=2)
     assert rig.table.count_homeless(told) is told  # the engine knows of all
-    rig.engine.die()
-    rig.table.on_engine_lost()
+    rig.lose_engine()
     assert rig.table.count_homeless(told) == Gauges(waiting=3, waiting_tokens=5 + 2 * 3 + 4, running=2)
-    rig.engine.revive()
-    rig.table.on_engine_ready()
+    rig.regain_engine()
     assert rig.table.count_homeless(told) is told
 
 

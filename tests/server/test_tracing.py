@@ -239,11 +239,9 @@ def test_one_whose_reader_never_came_back_is_told_once() -> None:
 def test_after_an_engines_death_the_queue_lasts_until_another_has_it() -> None:
     rig = Traced()
     client = rig.begin()
-    rig.engine.die()
-    rig.table.on_engine_lost()
+    rig.lose_engine()
     rig.clock.advance(4)
-    rig.engine.revive()
-    rig.table.on_engine_ready()
+    rig.regain_engine()
     rig.admit(client.stream, waited_s=0.01)
     rig.end(client.stream)
     assert seconds(rig.spans["queue"]) == (0.0, 4.0)

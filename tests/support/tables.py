@@ -177,6 +177,16 @@ class Rig:
         end = End(stream.choices[choice].sequence_id, reason, **fields)
         self.table.on_step(self.engine.tokens([], end))
 
+    def lose_engine(self) -> None:
+        """It dies with all that it had, and the table is told."""
+        self.engine.die()
+        self.table.on_engine_lost()
+
+    def regain_engine(self) -> None:
+        """Another one is there, which knows nothing."""
+        self.engine.revive()
+        self.table.on_engine_ready()
+
     def run_dry(self, stream: Stream, steps_max: int = 1000) -> int:
         """Steps until the stream's sequences are out of credit; how many tokens came."""
         made = 0

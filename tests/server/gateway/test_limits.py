@@ -214,8 +214,7 @@ def test_a_thousand_streams_that_end_in_every_way_leave_every_slot_and_bucket_ri
             assert rig.limiter.streams("alice") == 0
             rig.clock.advance(5)
         elif way == 3:
-            rig.engine.die()
-            rig.table.on_engine_lost()
+            rig.lose_engine()
             rig.engine.revive()
         else:
             rig.clock.advance(60)
