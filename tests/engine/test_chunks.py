@@ -1,7 +1,7 @@
 """How prompts share a step's budget, and what they have of it beside decodes, by scripted times.
 
-The sharing by turns, the budget and all orders of events are in test_scheduler.py; that no cut changes a text is in
-test_text_identity.py.
+The sharing by turns and the budget are in test_scheduler.py, all orders of events in test_scheduler_machine.py; that no
+cut changes a text is in test_text_identity.py.
 """
 
 from __future__ import annotations
