@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,25 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from server.__main__ import main
+from tests.support.keys import add_key, bearer
 from tests.support.probes import QUEUED
-from tests.support.serving import Header, Server, WebSocketClient, WebSocketRefused, chat, until
+from tests.support.serving import Server, WebSocketClient, WebSocketRefused, chat, until
 
 pytestmark = pytest.mark.synthetic
 
 COMPLETIONS = "/v1/completions"
 LISTED = "https://app.example"
-
-
-def add_key(path: Path, name: str, *flags: str) -> str:
-    """`python -m server keys add`, without a process of its own."""
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert main(["keys", "add", name, "--api-keys", str(path), *flags]) == 0
-    return out.getvalue().strip()
-
-
-def bearer(secret: str) -> list[Header]:
-    return [("Authorization", f"Bearer {secret}")]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import websockets.sync.client
 import wsproto.events as ws
 
+from tests.support.keys import bearer
 from tests.support.played import KEY, MAX_WS_MESSAGE, SMALL_KEY
 from tests.support.serving import (
     Answer,
@@ -34,10 +35,6 @@ UPGRADE = [
     ("Sec-WebSocket-Version", "13"),
     ("Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="),
 ]
-
-
-def bearer(key: str) -> list[tuple[str, str]]:
-    return [("Authorization", f"Bearer {key}")]
 
 
 def refused(server: Server, target: str = "/v1/ws", **options: Any) -> Answer:

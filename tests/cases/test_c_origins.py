@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.keys import bearer
 from tests.support.played import KEY
-from tests.support.serving import Header, Server, WebSocketClient, WebSocketRefused
+from tests.support.serving import Server, WebSocketClient, WebSocketRefused
 
 pytestmark = pytest.mark.synthetic
 
-BEARER: Header = ("Authorization", f"Bearer {KEY}")
 LISTED = "https://app.example"
 
 
@@ -36,7 +36,7 @@ class TestC08Subprotocols:
     )
     def test_none_is_chosen_and_none_echoed(self, keyed: Server, offers: list[str]) -> None:
         fields = [("Sec-WebSocket-Protocol", offer) for offer in offers]
-        with WebSocketClient(keyed, headers=[BEARER, *fields]) as client:
+        with WebSocketClient(keyed, headers=[*bearer(KEY), *fields]) as client:
             assert client.handshake.header("sec-websocket-protocol") is None
             assert KEY.encode() not in client.handshake.raw
             assert client.close().code == 1000
@@ -66,7 +66,7 @@ class TestC14Origins:
         ],
     )
     def test_with_a_key(self, listed: Server, origin: str, allowed: bool) -> None:
-        fields = [BEARER, *([("Origin", origin)] if origin else [])]
+        fields = [*bearer(KEY), *([("Origin", origin)] if origin else [])]
         if allowed:
             with WebSocketClient(listed, headers=fields) as client:
                 client.send_json(type="generate", id="a", prompt="x", max_tokens=1)
@@ -84,6 +84,6 @@ class TestC14Origins:
 
     def test_the_same_list_answers_for_http(self, listed: Server) -> None:
         for origin, shown in ((LISTED, LISTED), ("https://evil.example", None)):
-            answer = listed.ask("GET", "/v1/models", headers=[BEARER, ("Origin", origin)])
+            answer = listed.ask("GET", "/v1/models", headers=[*bearer(KEY), ("Origin", origin)])
             assert answer.status == 200
             assert answer.header("access-control-allow-origin") == shown

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.keys import bearer
 from tests.support.played import KEY, SCRIPTS, SMALL_KEY
 from tests.support.probes import PARKED, QUEUED, RUNNING, crowd
 from tests.support.serving import Answer, Header, Server, WebSocketClient, WebSocketRefused, chat, until
@@ -32,10 +33,6 @@ ROUTES = [
     ("GET", "/v1/models/x"),
     ("POST", "/v1/access-tokens"),
 ]
-
-
-def bearer(secret: str) -> list[Header]:
-    return [("Authorization", f"Bearer {secret}")]
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tests.support.serving import DEADLINE_S, Client, Server, WebSocketClient, until
+from tests.support.serving import DEADLINE_S, Answer, Client, Server, WebSocketClient, until
 
+CHAT = "/v1/chat/completions"
+LONG = 100_000  # tokens: more than any test waits for
+PACE = ("--synthetic-step-ms", "5")
 ACCEPT_S = 0.5
 
 
@@ -78,6 +81,29 @@ class Frontends(Server):
     def websocket(self, pid: int) -> WebSocketClient:
         """A WebSocket with this process."""
         return self.reach(pid, lambda: WebSocketClient(self))
+
+
+def both(server: Frontends) -> tuple[int, int]:
+    """The two processes, in no order: what is shown for one pair holds for the other."""
+    first, second = server.frontends
+    return first, second
+
+
+def begin(client: Client, max_tokens: int = 40, *, prompt: str = "x", events: int = 3) -> tuple[str, Answer]:
+    """A stream by GET, of which some events are here; its id."""
+    client.request("GET", f"/v1/generate?prompt={prompt}&max_tokens={max_tokens}")
+    answer = client.begin()
+    client.read_events(events)
+    name = answer.header("x-stream-id")
+    assert name
+    return name, answer
+
+
+def begin_and_end(server: Frontends, pid: int) -> None:
+    """A short stream of this process."""
+    with server.client(pid) as client:
+        begin(client, 5)
+        client.finish()
 
 
 def _command(pid: int) -> bytes:
