@@ -1,4 +1,4 @@
-"""`--frontends N`: what the processes share from the start, port, files and engines, and what can't start. Black-box."""
+"""`--frontends N`: what the processes share from the start (port, files, engines), and what can't start. Black-box."""
 
 from __future__ import annotations
 
