@@ -1,4 +1,4 @@
-"""What is kept of h11's answers, with h11 as the reference; `test_http1` has the heads and bodies made of it."""
+"""What is kept of h11's answers, with h11 as the reference; `test_http1_responses` has heads and bodies made of it."""
 
 from __future__ import annotations
 

@@ -8,19 +8,8 @@ from conformance_kit import http2_wire as wire
 from h2.errors import ErrorCodes
 
 from protocols.http1 import Body, BodyEnd, Refusal, Request
-from protocols.http2 import (
-    CONNECTION_WINDOW_BYTES,
-    ConnectionClosed,
-    GoAway,
-    OnStream,
-    PingAnswered,
-    StreamReset,
-)
-from protocols.http2_guard import (
-    FRAME_BYTES_MAX,
-    Code,
-    Kind,
-)
+from protocols.http2 import CONNECTION_WINDOW_BYTES, ConnectionClosed, GoAway, OnStream, PingAnswered, StreamReset
+from protocols.http2_guard import FRAME_BYTES_MAX, Code, Kind
 from tests.support.http2_pair import FIELDS, MAX_HEADER, Pair, frames, head, raw, receive
 
 

@@ -19,14 +19,7 @@ from protocols.http2 import (
     OnStream,
     StreamReset,
 )
-from protocols.http2_guard import (
-    CONTROL_BURST,
-    END_HEADERS,
-    PREFACE,
-    RESETS_BURST,
-    Code,
-    Kind,
-)
+from protocols.http2_guard import CONTROL_BURST, END_HEADERS, PREFACE, RESETS_BURST, Code, Kind
 from tests.support.http2_pair import FIELDS, MAX_HEADER, frames, head, raw, receive
 
 

@@ -22,12 +22,7 @@ from protocols.http2 import (
     StreamReset,
     WindowOpened,
 )
-from protocols.http2_guard import (
-    FRAME_BYTES_MAX,
-    PREFACE,
-    Code,
-    Kind,
-)
+from protocols.http2_guard import FRAME_BYTES_MAX, PREFACE, Code, Kind
 from tests.support.http2_pair import Pair, head, raw, receive
 
 

@@ -11,16 +11,8 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes
 from hpack import Encoder
 
-from protocols.http2 import (
-    Event,
-    Http2,
-)
-from protocols.http2_guard import (
-    END_HEADERS,
-    END_STREAM,
-    PREFACE,
-    Kind,
-)
+from protocols.http2 import Event, Http2
+from protocols.http2_guard import END_HEADERS, END_STREAM, PREFACE, Kind
 
 MAX_HEADER = 4096
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":authority", "localhost"), (":path", "/echo")]
