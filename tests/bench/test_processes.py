@@ -25,6 +25,7 @@ def script(body: str) -> list[str]:
 
 
 DIES = script("print('ready', flush=True)\nprint('first\\nthe cause\\n\\n', file=sys.stderr)\nsys.exit(3)")
+# Longer than any test waits for it: whoever began it has to end it.
 LIVES = script("print('ready', flush=True)\ntime.sleep(60)")
 
 

@@ -30,7 +30,7 @@ class TestA04IdleTimerIsOffInFlight:
             end = time.monotonic() + 1.6
             for i in range(8):
                 client.send(body[i * 8 : i * 8 + 8])
-                time.sleep(max(0.0, (end - time.monotonic()) / (8 - i)))
+                time.sleep(max(0.0, (end - time.monotonic()) / (8 - i)))  # the client's pace, which is tested
             assert client.answer().status == 200
 
 
@@ -69,7 +69,7 @@ class TestA11SilentClients:
             begun = time.monotonic()
             assert server.ask("GET", "/health").status == 200
             worst = max(worst, time.monotonic() - begun)
-            time.sleep(max(0.0, start + (at + 1) * 0.2 - time.monotonic()))
+            time.sleep(max(0.0, start + (at + 1) * 0.2 - time.monotonic()))  # the clients' pace, which is tested
         return worst
 
     def test_a11_between_requests_too(self, quick: Server) -> None:

@@ -426,6 +426,6 @@ class TestC12Silence:
             end = time.monotonic() + 1.5
             while time.monotonic() < end:
                 messages.append(client.receive_json())
-                time.sleep(0.01)
+                time.sleep(0.01)  # the reader's pace, which is tested
             messages += client.receive_until("done")
             assert sum(m["type"] == "token" for m in messages) == 1500

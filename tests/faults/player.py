@@ -14,7 +14,7 @@ from tests.faults.ledger import Attendance, Cut, Ledger
 from tests.faults.lines import Feed, Http1Line, Http2Line, Line, NdjsonFeed, PlainFeed, SseFeed
 from tests.faults.plan import TO_THE_END, Ask, Story, Visit
 from tests.faults.socket_player import SocketPlayer
-from tests.faults.stage import Stage
+from tests.faults.stage import Stage, pause
 from tests.support.serving import DEADLINE_S, Header, chat
 
 MEDIA = {
@@ -49,7 +49,7 @@ class Player:
     def play(self) -> None:
         """From its begin to its last reader's leaving."""
         story = self._story
-        time.sleep(story.at_s)
+        pause(story.at_s)
         self._asked_at = time.monotonic()  # for the first time; a request that was left unanswered may have begun one
         ledger = self._begin()
         if ledger is None:
@@ -174,7 +174,7 @@ class Player:
     # Readers that come back
 
     def _come(self, ledger: Ledger, visit: Visit) -> None:
-        time.sleep(visit.wait_s)
+        pause(visit.wait_s)
         self._stage.count(f"resumed by {visit.door}")
         known = max([ledger.position, *ledger.tokens])
         after = NOT_YET if visit.beyond else round(visit.depth * (known + 1)) - 1
@@ -277,7 +277,7 @@ class Player:
                     stalled = True
                     self._stage.count("stalls")
                     attendance.unsure()
-                    time.sleep(visit.stall_s)
+                    pause(visit.stall_s)
                 if visit.leave == "half" and not half_closed:
                     half_closed = True
                     self._stage.count("half-closed")
@@ -361,7 +361,7 @@ class Player:
             self._stage.play(f"cancel {self._story}", self._cancel_later, ledger, cancel.after_s)
 
     def _cancel_later(self, ledger: Ledger, seconds: float) -> None:
-        time.sleep(seconds)
+        pause(seconds)
         if self._cancel_due(None):
             self._delete(ledger)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.faults import judge
 from tests.faults.plan import SCRIPTS, WAITS, Ask, Plan, make
 from tests.faults.player import Player, request
-from tests.faults.stage import SECRET, Stage
+from tests.faults.stage import SECRET, Stage, pause
 from tests.faults.watched import WatchedServer
 from tests.support.probes import GENERATED, STATES, USED, alive, outcomes, started
 from tests.support.serving import Server, until
@@ -138,7 +138,7 @@ def _act(stage: Stage) -> None:
 def _kill_engines(stage: Stage) -> None:
     began = time.monotonic()
     for at_s in stage.plan.setting.kills_s:
-        time.sleep(max(0.0, began + at_s - time.monotonic()))
+        pause(began + at_s - time.monotonic())
         for pid in stage.server.engine_pids[:1]:  # of two the other goes on
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -147,7 +147,7 @@ def _kill_engines(stage: Stage) -> None:
 
 
 def _drain(stage: Stage, at_s: float) -> None:
-    time.sleep(at_s)
+    pause(at_s)
     stage.drained = True
     stage.count("drains")
     stage.server.terminate()
@@ -165,11 +165,11 @@ def _wait_idle(stage: Stage, watched: WatchedServer, before: Before) -> dict[str
         connections = sum(value for series, value in seen.items() if series.startswith("sluice_connections{"))
         return not any(live) and not any(engine) and connections == 1 and started(seen) == sum(outcomes(seen).values())
 
-    try:
-        until(idle, "", IDLE_S_MAX)
-    except AssertionError:
-        shown = {series: value for series, value in seen.items() if value and "bucket" not in series}
-        raise AssertionError(f"not idle: {shown}\nthe log:\n{server.log[-LOG_CHARS:]}") from None
+    def shown() -> str:
+        held = {series: value for series, value in seen.items() if value and "bucket" not in series}
+        return f"idle: {held}\nthe log:\n{server.log[-LOG_CHARS:]}"
+
+    until(idle, shown, IDLE_S_MAX)
     _wait_objects(stage, watched)
     until(lambda: server.open_files == before.files, f"as many files are open as in the beginning: {before.files}")
     grown = server.resident_bytes - before.resident_bytes
@@ -179,15 +179,16 @@ def _wait_idle(stage: Stage, watched: WatchedServer, before: Before) -> dict[str
 
 def _wait_objects(stage: Stage, watched: WatchedServer) -> None:
     """Until no object is left of any stream or connection."""
-    end = time.monotonic() + IDLE_S_MAX
-    while True:
+    left: dict[str, int] = {}
+
+    def gone() -> bool:
         watched.ask(stage.server.process.pid)
         objects = until(watched.answer, "the server looks at its objects")
-        left = {kind: count for kind, count in objects.items() if count}
-        if not left:
-            return
-        assert time.monotonic() < end, f"these objects are left: {left}"
-        time.sleep(0.02)
+        left.clear()
+        left.update({kind: count for kind, count in objects.items() if count})
+        return not left
+
+    until(gone, lambda: f"none of these objects is left: {left}", IDLE_S_MAX)
 
 
 def _check_alive(stage: Stage) -> None:

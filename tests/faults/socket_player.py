@@ -12,7 +12,7 @@ from wsproto.utilities import LocalProtocolError
 
 from tests.faults.ledger import Attendance, Cut, Ledger
 from tests.faults.plan import SMALL_BUFFER_BYTES, TO_THE_END, Ask, Visit
-from tests.faults.stage import Stage
+from tests.faults.stage import Stage, pause
 from tests.support.serving import Closed, WebSocketClient, WebSocketRefused, chat
 
 # What may be said in place of `started`.
@@ -79,7 +79,7 @@ class SocketPlayer:
                 stalled = True
                 self._stage.count("stalls")
                 self._unsure()
-                time.sleep(visit.stall_s)
+                pause(visit.stall_s)
             if visit.leave == "half" and not half_closed:
                 half_closed = True
                 self._stage.count("half-closed")

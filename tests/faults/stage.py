@@ -21,6 +21,11 @@ SECRET = "secret-of-the-faults"
 POSITION_GONE = (b"position_gone", b"the first one that is held is")
 
 
+def pause(seconds: float) -> None:
+    """A moment that the plan drew. It is no wait for anything: what comes of acting just then is what is tested."""
+    time.sleep(max(0.0, seconds))
+
+
 @dataclass
 class Stage:
     """One round."""

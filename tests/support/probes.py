@@ -62,11 +62,11 @@ def wait_idle(server: Server, *, detached: int = 0, deadline_s: float = 10.0) ->
         ended = sum(outcomes(seen).values())
         return live == [0, 0, 0, detached] and seen[USED] == 0 and started(seen) == ended + detached
 
-    try:
-        until(idle, "", deadline_s)
-    except AssertionError:
-        shown = {series: value for series, value in seen.items() if "bucket" not in series}
-        raise AssertionError(f"not idle: {shown}\nits log:\n{server.log[-4000:]}") from None
+    def shown() -> str:
+        held = {series: value for series, value in seen.items() if "bucket" not in series}
+        return f"idle: {held}\nits log:\n{server.log[-4000:]}"
+
+    until(idle, shown, deadline_s)
     return seen
 
 

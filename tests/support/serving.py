@@ -48,11 +48,12 @@ STOP_S = 20.0
 _POLL_S = 0.01
 
 
-def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Look until `condition()` is true, and return what it gave; AssertionError with `what` after the deadline."""
+def until(condition: Callable[[], Any], what: str | Callable[[], str], deadline_s: float = DEADLINE_S) -> Any:
+    """Look until `condition()` is true, and return what it gave; AssertionError with `what` after the deadline, which
+    may be asked for only then."""
     end = time.monotonic() + deadline_s
     while not (value := condition()):
-        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}"
+        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what if isinstance(what, str) else what()}"
         time.sleep(_POLL_S)
     return value
 
@@ -224,10 +225,7 @@ class Server:
             seen.append(self.metrics()[series])
             return seen[-1] == value
 
-        try:
-            until(reached, "")
-        except AssertionError:
-            raise AssertionError(f"{series} is {seen[-1]:g}, not {value:g}; the log:\n{self.log}") from None
+        until(reached, lambda: f"{series} is {seen[-1]:g}, not {value:g}; the log:\n{self.log}")
 
 
 @contextmanager
