@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from engine.client import STRETCH_S, TOGETHER_TOKENS_MAX, EngineClient
 from engine.wire import Cancel, Credit, FrameReader, Gauges, Hello, Sampling, Step, Submit, encode
 from tests.support.clock import Clock
 from tests.support.engines import hello
+from tests.support.loops import in_loop, turn
 
 STEP = Step([1], [65], [], [], [], Gauges())
 
@@ -75,20 +75,6 @@ class Rig:
         if not more:
             self.told_together.append(self._together)
             self._together = 0
-
-
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
-
-
-async def turn() -> None:
-    """The loop's next turn."""
-    await asyncio.sleep(0)
 
 
 def submit(id_: int) -> Submit:
@@ -177,17 +163,15 @@ async def test_messages_are_told_however_they_are_split() -> None:
         (encode(msgspec.structs.replace(hello(), wire_version=99)), "speaks wire version 99"),
     ],
 )
-def test_an_engine_that_speaks_otherwise_is_lost_with_the_reason(data: bytes, reason: str) -> None:
-    async def test() -> None:
-        rig = Rig()
-        rig.client.data_received(data)
-        assert rig.transport.aborted
-        rig.client.connection_lost(None)
-        assert len(rig.lost) == 1
-        assert reason in rig.lost[0]
-        assert not rig.hellos
-
-    asyncio.run(test())
+@in_loop
+async def test_an_engine_that_speaks_otherwise_is_lost_with_the_reason(data: bytes, reason: str) -> None:
+    rig = Rig()
+    rig.client.data_received(data)
+    assert rig.transport.aborted
+    rig.client.connection_lost(None)
+    assert len(rig.lost) == 1
+    assert reason in rig.lost[0]
+    assert not rig.hellos
 
 
 @in_loop
@@ -245,13 +229,13 @@ async def test_steps_that_are_quickly_handled_are_handled_at_once() -> None:
         (TOGETHER_TOKENS_MAX, [1] * 7),
     ],
 )
-def test_steps_that_are_here_together_are_told_as_such_up_to_a_number_of_tokens(size: int, together: list[int]) -> None:
-    async def test() -> None:
-        rig = Rig()
-        rig.client.data_received(sent(several(7, size)))
-        assert rig.told_together == together
-
-    asyncio.run(test())
+@in_loop
+async def test_steps_that_are_here_together_are_told_as_such_up_to_a_number_of_tokens(
+    size: int, together: list[int]
+) -> None:
+    rig = Rig()
+    rig.client.data_received(sent(several(7, size)))
+    assert rig.told_together == together
 
 
 @in_loop

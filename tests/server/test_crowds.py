@@ -5,7 +5,6 @@ Time is a number that only the program's answers move, so what is counted is exa
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 
@@ -22,7 +21,8 @@ from server.turns import STRETCH_S, Turns
 from server.websocket_connection import TURN_BYTES
 from tests.fuzz.transport import FakeTransport
 from tests.server.api.test_websocket import Side as SessionSide
-from tests.server.test_http2_connection import head
+from tests.support.http2_pair import request
+from tests.support.loops import in_loop, turns
 from tests.support.wire_side import Side, get, wire_side
 
 KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
@@ -120,7 +120,7 @@ def test_http1(crowd: Crowd) -> None:
 @pytest.mark.parametrize("connections", [1, CROWD])
 def test_http2(crowd: Crowd, connections: int) -> None:
     """On one connection, and on many."""
-    requests = b"".join(head(1 + 2 * number) for number in range(CROWD // connections))
+    requests = b"".join(request(1 + 2 * number) for number in range(CROWD // connections))
     for transport in crowd.connect(connections):
         transport.feed(PREFACE + wire.settings() + requests)
     is_taken_in_stretches(crowd, CROWD)
@@ -179,20 +179,16 @@ def test_messages_that_came_before_the_end_are_heard(crowd: Crowd) -> None:
     assert talker.end == "eof"
 
 
-def test_a_generation_that_waits_for_its_turn_can_be_cancelled() -> None:
+@in_loop
+async def test_a_generation_that_waits_for_its_turn_can_be_cancelled() -> None:
     """And is told so once; one that was never begun leaves no work behind."""
-
-    async def run() -> None:
-        side = SessionSide()
-        side.generate("a")
-        side.say(type="cancel", id="a")
-        side.generate("b")
-        side.session.lost()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert [message.get("id") for message in side.socket.messages] == ["a"]
-        assert json.dumps(side.socket.messages[0]).count("cancelled before it began") == 1
-        assert [outcome for outcome, _ in side.unbegun] == ["cancelled", "cancelled"]
-        assert not list(side.rig.table.live)
-
-    asyncio.run(run())
+    side = SessionSide()
+    side.generate("a")
+    side.say(type="cancel", id="a")
+    side.generate("b")
+    side.session.lost()
+    await turns()
+    assert [message.get("id") for message in side.socket.messages] == ["a"]
+    assert json.dumps(side.socket.messages[0]).count("cancelled before it began") == 1
+    assert [outcome for outcome, _ in side.unbegun] == ["cancelled", "cancelled"]
+    assert not list(side.rig.table.live)

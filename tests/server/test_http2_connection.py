@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 from conformance_kit import http2_wire as wire
-from hpack import Encoder
 
 from protocols.http2 import STREAM_WINDOW_BYTES
 from protocols.http2_guard import ACK, FRAME_BYTES_MAX, PREFACE, Code, Kind
@@ -15,20 +14,12 @@ from server.connection import HIGH_WATER_BYTES
 from server.http2_connection import UNREAD_REPLIES_BYTES_MAX
 from server.http2_stream import STREAM_LINGER_S
 from tests.fuzz.transport import HIGH_WATER_DIVISOR
+from tests.support.http2_pair import request
 from tests.support.wire_side import BIG, DEADLINES, Side, wire_side
 
 OPENING = PREFACE + wire.settings()
 HIGH = HIGH_WATER_BYTES // HIGH_WATER_DIVISOR
 MAX_BODY = 10_000  # the side's
-
-
-def head(
-    stream: int, path: str = "/", *, method: str = "GET", end: bool = True, fields: wire.Fields | None = None
-) -> bytes:
-    """A request, encoded without a memory."""
-    head = [(":method", method), (":scheme", "http"), (":authority", "localhost"), (":path", path), *(fields or [])]
-    block = b"".join(Encoder().encode([field], huffman=False) for field in head)
-    return wire.frame(Kind.HEADERS, 0x4 | end, stream, block)
 
 
 class Http2Side:
@@ -78,7 +69,7 @@ class TestOpening:
     @pytest.mark.parametrize("cut", range(1, len(OPENING)))
     def test_a_preface_in_any_two_pieces(self, side: Side, cut: int) -> None:
         side.send(OPENING[:cut])
-        side.send(OPENING[cut:] + head(1))
+        side.send(OPENING[cut:] + request(1))
         assert side.connection.protocol == "http2"
         assert side.program.begun == ["/"]
 
@@ -130,7 +121,7 @@ class TestDeadlines:
     def test_idle_begins_anew_behind_each_stream(self, side: Side, http2: Http2Side) -> None:
         for stream in (1, 3):
             side.pass_time(DEADLINES.idle_s - 1)
-            http2.send(head(stream))
+            http2.send(request(stream))
             assert http2.frames()
         side.pass_time(DEADLINES.idle_s - 1)
         assert not http2.over
@@ -138,14 +129,14 @@ class TestDeadlines:
         assert http2.codes(Kind.GOAWAY) == [Code.NO_ERROR]
 
     def test_none_while_an_answer_is_made(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, "/wait"))
+        http2.send(request(1, "/wait"))
         side.pass_time(10_000)
         side.program.go_on.set_result(None)
         side.loop.rest()
         assert [seen.kind for seen in http2.frames()] == [Kind.HEADERS, Kind.DATA, Kind.DATA]
 
     def test_a_head_is_not_put_off_by_its_pieces(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, "/wait"), wire.frame(Kind.HEADERS, 1, 3, b"\x82"))
+        http2.send(request(1, "/wait"), wire.frame(Kind.HEADERS, 1, 3, b"\x82"))
         for _ in range(9):
             side.pass_time(DEADLINES.header_s / 10)
             http2.send(wire.frame(Kind.CONTINUATION, 0, 3, b""))
@@ -155,7 +146,7 @@ class TestDeadlines:
         side.program.go_on.cancel()
 
     def test_a_body_is_put_off_by_its_pieces(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, method="POST", end=False))
+        http2.send(request(1, method="POST", end=False))
         for _ in range(20):
             side.pass_time(DEADLINES.body_s - 1)
             http2.send(wire.data(1, b"x"))
@@ -169,7 +160,7 @@ class TestDeadlines:
     def test_a_window_that_stays_closed(self, side: Side) -> None:
         """A byte now and then keeps a stream alive; none for the deadline ends it, and it alone."""
         http2 = Http2Side(side, window=10)
-        http2.send(head(1, "/big"), head(3, "/wait"))
+        http2.send(request(1, "/big"), request(3, "/wait"))
         for _ in range(5):
             side.pass_time(DEADLINES.write_stall_s - 1)
             http2.send(wire.window_update(1, 1))
@@ -184,24 +175,24 @@ class TestDeadlines:
 
     def test_a_socket_that_is_not_read(self, side: Side) -> None:
         http2 = Http2Side(side, window=1 << 20)
-        http2.send(*[head(stream, "/big") for stream in range(1, 21, 2)])
+        http2.send(*[request(stream, "/big") for stream in range(1, 21, 2)])
         side.pass_time(DEADLINES.write_stall_s * 1.3)
         assert side.transport.lost and side.transport.dropped
 
 
 class TestBodies:
     def test_expect_continue(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, method="POST", end=False, fields=[("expect", "100-continue")]))
+        http2.send(request(1, method="POST", end=False, fields=[("expect", "100-continue")]))
         (interim,) = http2.frames()
         assert interim.kind == Kind.HEADERS and not interim.flags & 1
         http2.send(wire.data(1, b"now", end=True))
         assert [seen.payload for seen in http2.frames()][1:] == [b"now", b""]
 
     def test_a_refusal_by_the_head_alone_is_answered_once(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, "/refused", method="POST", end=False), wire.data(1, b"x", end=True))
+        http2.send(request(1, "/refused", method="POST", end=False), wire.data(1, b"x", end=True))
         kinds = [seen.kind for seen in http2.frames()]
         assert kinds == [Kind.HEADERS, Kind.DATA, Kind.DATA]  # its body was here: nothing to reset
-        http2.send(head(3, "/refused", method="POST", end=False))
+        http2.send(request(3, "/refused", method="POST", end=False))
         assert [seen.kind for seen in http2.frames()] == [Kind.HEADERS, Kind.DATA, Kind.DATA]
         http2.send(wire.data(3, b"late"))
         assert not side.connection.busy
@@ -212,7 +203,7 @@ class TestBodies:
 
     def test_a_request_that_ends_behind_its_answer_is_not_reset(self, side: Side, http2: Http2Side) -> None:
         """curl 7.88 would take the reset for a failure."""
-        http2.send(head(1, "/refused", method="POST", end=False))
+        http2.send(request(1, "/refused", method="POST", end=False))
         assert len(http2.frames()) == 3
         http2.send(wire.data(1, b"late", end=True))
         side.pass_time(2 * STREAM_LINGER_S)
@@ -221,7 +212,7 @@ class TestBodies:
     def test_above_the_limit_of_one_only_the_oldest_goes_on(self, side: Side, http2: Http2Side) -> None:
         """And the others are not timed out for waiting."""
         streams = range(1, 13, 2)
-        http2.send(*[head(stream, method="POST", end=False) for stream in streams])
+        http2.send(*[request(stream, method="POST", end=False) for stream in streams])
         sent = dict.fromkeys(streams, 0)
         for stream in streams:
             http2.send(wire.data(stream, bytes(MAX_BODY - 3)))
@@ -236,10 +227,12 @@ class TestBodies:
 
     def test_a_reset_frees_what_came(self, side: Side, http2: Http2Side) -> None:
         for stream in range(1, 200, 2):
-            http2.send(head(stream, method="POST", end=False), wire.data(stream, bytes(MAX_BODY)), wire.reset(stream))
+            http2.send(
+                request(stream, method="POST", end=False), wire.data(stream, bytes(MAX_BODY)), wire.reset(stream)
+            )
             http2.frames()
             side.pass_time(1)
-        http2.send(head(201, method="POST", end=False), wire.data(201, b"x", end=True))
+        http2.send(request(201, method="POST", end=False), wire.data(201, b"x", end=True))
         assert [seen.stream for seen in http2.frames() if seen.kind == Kind.DATA] == [201, 201]
 
 
@@ -247,7 +240,7 @@ class TestTurns:
     def test_long_answers_take_turns(self, side: Side) -> None:
         """Each client read lets about one frame through; the streams are served in a circle."""
         http2 = Http2Side(side, window=1 << 20)
-        http2.send(*[head(stream, "/big") for stream in (1, 3, 5)])
+        http2.send(*[request(stream, "/big") for stream in (1, 3, 5)])
         order: list[int] = []
         while side.transport.get_write_buffer_size():
             order += [seen.stream for seen in http2.frames(HIGH) if seen.kind == Kind.DATA and seen.payload]
@@ -257,7 +250,7 @@ class TestTurns:
 
     def test_one_stream_s_window_holds_up_no_other(self, side: Side) -> None:
         http2 = Http2Side(side, window=100)
-        http2.send(head(1, "/big"), head(3, "/big"), wire.window_update(3, 1 << 20))
+        http2.send(request(1, "/big"), request(3, "/big"), wire.window_update(3, 1 << 20))
         sizes = {1: 0, 3: 0}
         for seen in http2.frames():
             if seen.kind == Kind.DATA:
@@ -267,7 +260,7 @@ class TestTurns:
     def test_the_connection_s_window_is_shared(self, side: Side) -> None:
         http2 = Http2Side(side, window=1 << 20)
         count = 40  # of 4000 bytes each
-        http2.send(*[head(stream, "/big") for stream in range(1, 2 * count, 2)])
+        http2.send(*[request(stream, "/big") for stream in range(1, 2 * count, 2)])
         assert sum(len(seen.payload) for seen in http2.frames() if seen.kind == Kind.DATA) == 65_535
         http2.send(wire.window_update(0, 1 << 20))
         assert sum(len(seen.payload) for seen in http2.frames() if seen.kind == Kind.DATA) == count * 4000 - 65_535
@@ -275,7 +268,7 @@ class TestTurns:
     def test_frames_are_no_longer_than_any_client_takes(self, side: Side) -> None:
         http2 = Http2Side(side, window=1 << 20)
         http2.send(
-            wire.settings((5, 1 << 20)), head(1, method="POST", end=False), wire.data(1, bytes(MAX_BODY), end=True)
+            wire.settings((5, 1 << 20)), request(1, method="POST", end=False), wire.data(1, bytes(MAX_BODY), end=True)
         )
         assert max(len(seen.payload) for seen in http2.frames()) <= FRAME_BYTES_MAX
 
@@ -294,7 +287,7 @@ class TestUnreadReplies:
         assert side.transport.readable
 
     def test_many_frames_at_once_are_handled_in_turns(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, method="POST", end=False))
+        http2.send(request(1, method="POST", end=False))
         side.transport.feed(wire.data(1, b"x") * 1000 + wire.data(1, end=True))
         side.loop._run_once()
         assert not side.transport.readable  # until they are handled
@@ -305,7 +298,7 @@ class TestUnreadReplies:
 
 class TestEnd:
     def test_eof_means_gone(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, "/wait"))
+        http2.send(request(1, "/wait"))
         side.transport.feed_eof()
         side.loop.rest()
         side.read_all()
@@ -313,13 +306,13 @@ class TestEnd:
         assert side.program.go_on.cancelled() or not side.program.go_on.done()
 
     def test_a_reset_comes_before_the_answer_has_its_turn(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, "/late") + wire.reset(1) + head(3))
+        http2.send(request(1, "/late") + wire.reset(1) + request(3))
         assert side.program.begun == ["/"]
         assert side.program.left_behind == ["/late"]
         assert not side.connection.busy
 
     def test_a_reset_cancels_the_answer(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, "/wait"))
+        http2.send(request(1, "/wait"))
         assert side.connection.busy
         http2.send(wire.reset(1))
         side.loop.rest()
@@ -328,7 +321,7 @@ class TestEnd:
         assert side.program.left_behind == ["/wait"]
 
     def test_an_error_of_the_connection_cancels_all(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, "/wait"))
+        http2.send(request(1, "/wait"))
         http2.send(wire.data(0, b"x"))
         assert http2.codes(Kind.GOAWAY) == [Code.PROTOCOL_ERROR]
         assert http2.over and not side.connection.busy
@@ -336,11 +329,11 @@ class TestEnd:
         assert side.program.go_on.cancelled()
 
     def test_drain_waits_for_streams(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, "/wait"))
+        http2.send(request(1, "/wait"))
         side.host.draining = True
         side.connection.drain()
         assert [seen.kind for seen in http2.frames()] == [Kind.GOAWAY, Kind.PING]
-        http2.send(wire.frame(Kind.PING, ACK, 0, bytes(8)), head(3))
+        http2.send(wire.frame(Kind.PING, ACK, 0, bytes(8)), request(3))
         assert {seen.stream for seen in http2.frames()} == {3}
         side.program.go_on.set_result(None)
         side.loop.rest()
@@ -352,7 +345,7 @@ class TestEnd:
     def test_drain_lets_requests_under_way_arrive(self, side: Side, http2: Http2Side) -> None:
         """Until the client has seen the GOAWAY, its requests are answered (RFC 9113 6.8)."""
         side.connection.drain()
-        http2.send(head(1))
+        http2.send(request(1))
         assert Kind.HEADERS in [seen.kind for seen in http2.frames()]
         assert side.transport.end == ""
         http2.send(wire.frame(Kind.PING, ACK, 0, bytes(8)))
@@ -366,7 +359,7 @@ class TestEnd:
         assert side.transport.end == "eof"
 
     def test_a_client_that_leaves(self, side: Side, http2: Http2Side) -> None:
-        http2.send(head(1, "/wait"), wire.frame(Kind.GOAWAY, 0, 0, bytes(8)))
+        http2.send(request(1, "/wait"), wire.frame(Kind.GOAWAY, 0, 0, bytes(8)))
         assert side.transport.end == ""
         side.program.go_on.set_result(None)
         side.loop.rest()
@@ -375,6 +368,6 @@ class TestEnd:
 
     def test_a_goodbye_that_is_not_read(self, side: Side) -> None:
         http2 = Http2Side(side, window=1 << 20)
-        http2.send(head(1, "/big"), wire.frame(Kind.GOAWAY, 0, 0, bytes(8)))
+        http2.send(request(1, "/big"), wire.frame(Kind.GOAWAY, 0, 0, bytes(8)))
         side.pass_time(DEADLINES.write_stall_s * 1.3)
         assert side.transport.lost

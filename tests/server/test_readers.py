@@ -6,7 +6,6 @@ What ClientReader does is shown in test_stream.py, with the credit that it earns
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -14,23 +13,8 @@ import pytest
 from server.outcome import Outcome
 from server.readers import Collector, Poller
 from server.stream import Stream
+from tests.support.loops import in_loop, turns
 from tests.support.tables import Client, Rig
-
-
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
-
-
-async def turns() -> None:
-    """Let whatever is ready run."""
-    for _ in range(5):
-        await asyncio.sleep(0)
-
 
 # Collector
 

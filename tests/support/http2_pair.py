@@ -89,6 +89,14 @@ def head(stream: int, *, end: bool = True, fields: list[tuple[str, str]] = FIELD
     return wire.frame(Kind.HEADERS, END_HEADERS | (END_STREAM if end else 0), stream, block)
 
 
+def request(
+    stream: int, path: str = "/", *, method: str = "GET", end: bool = True, fields: wire.Fields | None = None
+) -> bytes:
+    """The head of an ordinary one."""
+    ordinary = [(":method", method), (":scheme", "http"), (":authority", "localhost"), (":path", path)]
+    return head(stream, end=end, fields=[*ordinary, *(fields or [])])
+
+
 def frames(data: bytes) -> list[wire.Seen]:
     """Bytes cut into frames."""
     found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from server.chat import ChatTemplate
 from server.http import Call
 from server.metrics import Metrics
 from tests.support.engines import hello
+from tests.support.loops import in_loop, turns
 from tests.support.tables import Rig
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}:"
@@ -79,21 +80,6 @@ class Side:
     @property
     def types(self) -> list[str]:
         return [message["type"] for message in self.socket.messages]
-
-
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
-
-
-async def turns() -> None:
-    """Let whatever is ready run."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 @in_loop
