@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -167,26 +168,23 @@ class TestA13HalfClose:
             assert client.answer().status == 200
             assert client.closed() == "fin"
 
-    @pytest.mark.parametrize("framing", FRAMINGS[:2])
-    def test_a13_a_client_that_is_gone_is_told_from_one_that_reads(self, server: Server, framing: str) -> None:
-        """FIN with nobody left to read: the probing pings are answered by resets."""
+    def check_detached(self, server: Server, framing: str, leave: Callable[[Client], None]) -> None:
         held = server.metrics()[DETACHED]
         client = server.connect()
         client.request("POST", CHAT, chat("[prefill]", stream=True), accept(framing))
         stream = client.begin().header("x-stream-id")
-        client.close()
+        leave(client)
         server.wait_metric(DETACHED, held + 1)
         assert server.ask("DELETE", f"/v1/streams/{stream}").status == 200
 
+    @pytest.mark.parametrize("framing", FRAMINGS[:2])
+    def test_a13_a_client_that_is_gone_is_told_from_one_that_reads(self, server: Server, framing: str) -> None:
+        """FIN with nobody left to read: the probing pings are answered by resets."""
+        self.check_detached(server, framing, Client.close)
+
     @pytest.mark.parametrize("framing", FRAMINGS)
     def test_a13_a_reset_says_it_at_once(self, server: Server, framing: str) -> None:
-        held = server.metrics()[DETACHED]
-        client = server.connect()
-        client.request("POST", CHAT, chat("[prefill]", stream=True), accept(framing))
-        stream = client.begin().header("x-stream-id")
-        client.reset()
-        server.wait_metric(DETACHED, held + 1)
-        assert server.ask("DELETE", f"/v1/streams/{stream}").status == 200
+        self.check_detached(server, framing, Client.reset)
 
     def test_a13_pipelined_requests_before_the_end_are_all_answered(self, server: Server) -> None:
         """Also when the client reads late, so that the end comes while the server waits to write."""

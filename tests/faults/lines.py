@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import h2.errors
@@ -219,8 +220,10 @@ class Feed(Protocol):
         ...
 
 
-class SseFeed:
-    """text/event-stream behind position `after`."""
+class EventFeed(ABC):
+    """Events behind position `after`, each ended by `separator`."""
+
+    separator: bytes
 
     def __init__(self, ledger: Ledger, after: int) -> None:
         self.count = 0
@@ -236,11 +239,25 @@ class SseFeed:
 
     def take(self, data: bytes) -> None:
         """See Feed."""
-        *blocks, self._rest = (self._rest + data).split(b"\n\n")
-        for block in blocks:
-            self._take_block(block)
+        *pieces, self._rest = (self._rest + data).split(self.separator)
+        for piece in pieces:
+            self._take_piece(piece)
 
-    def _take_block(self, block: bytes) -> None:
+    @abstractmethod
+    def _take_piece(self, piece: bytes) -> None: ...
+
+    def _see(self, data: bytes) -> None:
+        self._ledger.see(self._next, data)
+        self._next += 1
+        self.count += 1
+
+
+class SseFeed(EventFeed):
+    """text/event-stream."""
+
+    separator = b"\n\n"
+
+    def _take_piece(self, block: bytes) -> None:
         fields: dict[bytes, bytes] = {}
         for line in block.split(b"\n"):
             if line.startswith(b":"):
@@ -255,39 +272,23 @@ class SseFeed:
         assert (b"retry" in fields) == (self._next == 0), block
         assert fields[b"id"] == f"{self._ledger.stream}:{self._next}".encode(), f"{block!r} at {self._next}"
         assert not self._ended, f"{block!r} behind the end"
-        self._ledger.see(self._next, fields[b"data"])
+        self._see(fields[b"data"])
         self._ended = is_last(fields[b"data"])
-        self._next += 1
-        self.count += 1
 
 
-class NdjsonFeed:
-    """application/x-ndjson behind position `after`."""
+class NdjsonFeed(EventFeed):
+    """application/x-ndjson."""
 
-    def __init__(self, ledger: Ledger, after: int) -> None:
-        self.count = 0
-        self._ledger = ledger
-        self._next = after + 1
-        self._rest = b""
-        self._ended = False
+    separator = b"\n"
 
-    @property
-    def whole(self) -> bool:
-        """See Feed."""
-        return self._ended and not self._rest
-
-    def take(self, data: bytes) -> None:
-        """See Feed."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            if line:
-                assert not self._ended, f"{line!r} behind the end"
-                self._ended = line == b'{"done":true}'
-                if self._ended and is_last(self._ledger.events.get(self._next - 1, b"{}")):
-                    continue  # that API's last event is a line of its own
-                self._ledger.see(self._next, DONE if self._ended else line)
-                self._next += 1
-                self.count += 1
+    def _take_piece(self, line: bytes) -> None:
+        if not line:
+            return
+        assert not self._ended, f"{line!r} behind the end"
+        self._ended = line == b'{"done":true}'
+        if self._ended and is_last(self._ledger.events.get(self._next - 1, b"{}")):
+            return  # that API's last event is a line of its own
+        self._see(DONE if self._ended else line)
 
 
 class PlainFeed:

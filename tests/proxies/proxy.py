@@ -6,12 +6,12 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from tests.support.serving import REPOSITORY, STOP_S, Answer, Client, Header, Server, until
+from tests.support.serving import REPOSITORY, STOP_S, Reachable, Server, until
 from tests.support.tools import tool
 
 DEPLOY = REPOSITORY / "deploy"
@@ -79,7 +79,7 @@ PROXIES: dict[str, tuple[Argv, str]] = {
 DEPLOYED = [name for name in PROXIES if name.startswith("deploy/")]
 
 
-class Proxy:
+class Proxy(Reachable):
     """A running proxy, usable with `with`; to clients it looks like a server."""
 
     def __init__(self, name: str, server: Server, port: int) -> None:
@@ -123,13 +123,3 @@ class Proxy:
         assert self._process.poll() is None, f"the proxy ended: {(Path(self._folder.name) / 'log').read_text()}"
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-    def connect(self, *, receive_buffer: int | None = None) -> Client:
-        """See Server."""
-        return Client(self.port, receive_buffer=receive_buffer)
-
-    def ask(self, method: str, target: str, body: Any = None, headers: Iterable[Header] = ()) -> Answer:
-        """See Server."""
-        with self.connect() as client:
-            client.request(method, target, body, headers)
-            return client.answer(method)

@@ -31,6 +31,7 @@ __all__ = [
     "Client",
     "Closed",
     "Header",
+    "Reachable",
     "Server",
     "WebSocketClient",
     "WebSocketRefused",
@@ -58,7 +59,23 @@ def until(condition: Callable[[], Any], what: str | Callable[[], str], deadline_
     return value
 
 
-class Server:
+class Reachable:
+    """Whatever listens on a port of 127.0.0.1."""
+
+    port: int
+
+    def connect(self, *, receive_buffer: int | None = None) -> Client:
+        """A new connection; a small `receive_buffer` (bytes) makes a reader that stalls fill it soon."""
+        return Client(self.port, receive_buffer=receive_buffer)
+
+    def ask(self, method: str, target: str, body: Any = None, headers: Iterable[Header] = ()) -> Answer:
+        """One whole exchange on a connection of its own."""
+        with self.connect() as client:
+            client.request(method, target, body, headers)
+            return client.answer(method)
+
+
+class Server(Reachable):
     """A server process, usable with `with`. `scripts`: what the synthetic engine plays (see engine/synthetic.py).
 
     `faults_expected`: its log may hold tracebacks. `program`: what is run in place of the server itself. `own_group`:
@@ -199,16 +216,6 @@ class Server:
     def resident_bytes(self) -> int:
         """The server process's memory (the engine's not)."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def connect(self, *, receive_buffer: int | None = None) -> Client:
-        """A new connection; a small `receive_buffer` (bytes) makes a reader that stalls fill it soon."""
-        return Client(self.port, receive_buffer=receive_buffer)
-
-    def ask(self, method: str, target: str, body: Any = None, headers: Iterable[Header] = ()) -> Answer:
-        """One whole exchange on a connection of its own."""
-        with self.connect() as client:
-            client.request(method, target, body, headers)
-            return client.answer(method)
 
     def metrics(self) -> dict[str, float]:
         """Each series with its labels, as /metrics shows it: `sluice_streams{state="running"}` for example."""
