@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from server.tools.numbers import NotHeld, held
 from server.tools.parser import ARGS, LLAMA3, Syntax
 
 # More calls than anybody asks for at once. A weak model that must call would not stop before its max_tokens.
@@ -20,11 +21,6 @@ CALLS_MAX = 16
 SCHEMA_DEPTH_MAX = 100
 # Of one object. Where they are optional, any of them may follow any other, which each token is compared with.
 PROPERTIES_MAX = 1000
-# llguidance reads numbers as doubles, or as 64-bit integers: beyond this an answer may be another number than the
-# schema's, and the least 64-bit integer ends the process.
-NUMBER_MAX = 2**53
-_LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})  # of numbers
-_LITERALS = frozenset({"const", "enum"})
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _LIST = '" "? "["'  # of calls in Mistral's older form: its templates differ in the blank
 _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
@@ -32,10 +28,10 @@ _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
 
 def schema_fault(schema: Mapping[str, Any]) -> str:
     """What no compiler of grammars will say against a schema, as a sentence; "" for nothing."""
-    unseen: list[tuple[Any, int, str]] = [(schema, 1, "")]
+    unseen: list[tuple[Any, int]] = [(schema, 1)]
     left: set[int] = set()
     while unseen:
-        value, depth, keyword = unseen.pop()
+        value, depth = unseen.pop()
         if depth > SCHEMA_DEPTH_MAX:
             return f"it is nested more than {SCHEMA_DEPTH_MAX} levels deep"
         if isinstance(value, Mapping):
@@ -44,20 +40,16 @@ def schema_fault(schema: Mapping[str, Any]) -> str:
                 return "minProperties above 1 is not supported; name the properties in required"
             if len(value) > PROPERTIES_MAX:
                 return f"it has more than {PROPERTIES_MAX} properties in one object"
-            unseen += [(each, depth + 1, _nearest(keyword, name)) for name, each in value.items()]
+            unseen += [(each, depth + 1) for each in value.values()]
             if _leads_to_itself(schema, value, left):
                 return "a $ref in it leads to itself, and to nothing else"
         elif isinstance(value, list):
-            unseen += [(each, depth + 1, keyword) for each in value]
-        elif keyword and isinstance(value, int | float) and abs(value) > NUMBER_MAX:
-            return f"{keyword} has a number beyond 2^53, which is not supported"
+            unseen += [(each, depth + 1) for each in value]
+    try:
+        held(schema)
+    except NotHeld as fault:
+        return str(fault)
     return ""
-
-
-def _nearest(keyword: str, name: str) -> str:
-    """The keyword whose numbers an answer is held to, for what is called `name` within such a keyword ("": in none).
-    All of a const is; a property may be called so too, and has a schema with limits."""
-    return name if name in _LIMITS or name in _LITERALS else keyword if keyword in _LITERALS else ""
 
 
 def _leads_to_itself(root: Mapping[str, Any], start: Mapping[str, Any], left: set[int]) -> bool:
@@ -196,4 +188,4 @@ def _literal(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+    return "%json " + json.dumps({**held(schema), "x-guidance": _JSON_OPTIONS})

@@ -33,6 +33,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "array": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
     "tuple": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "boolean"}], "items": False, "minItems": 2},
+    "int64": {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer", "format": "int64", "minimum": -(2**63), "maximum": 2**63 - 1},
+            "size": {"type": "integer", "exclusiveMinimum": 0, "maximum": 2**63 - 1},
+        },
+        "required": ["id", "size"],
+        "additionalProperties": False,
+    },
     "any of": {
         "anyOf": [{"type": "string", "maxLength": 5}, {"type": "array", "items": {"type": "null"}, "maxItems": 2}]
     },
@@ -121,6 +130,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 # The same, of which llguidance says nothing.
 BAD_NUMBERS: list[tuple[dict[str, Any], str]] = [
-    ({"type": "integer", "maximum": 9007199254740993}, "maximum"),
+    ({"type": "integer", "minimum": 2**63}, "minimum"),
+    ({"type": "array", "items": {"enum": [2**53 + 1]}}, "enum"),
     ({"type": "array", "items": {"const": {"a": [-(2**63)]}}}, "const"),  # it would end the process
 ]
