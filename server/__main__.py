@@ -14,10 +14,10 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from select import select
+from typing import Any
 
 import uvloop
 
@@ -50,7 +50,7 @@ from server.gateway.ledger import LedgerFull
 from server.gateway.limits import SETTLE_S
 from server.host import Host
 from server.http import Program
-from server.listening import listen, say_ready, turn_away
+from server.listening import accept_rest, listen, say_ready, turn_away
 from server.metrics import PROTOCOLS, STATES, Live, Metrics
 from server.outcome import Outcome
 from server.places import take_place
@@ -96,6 +96,7 @@ class Server:
         self._gateway: Gateway | None = None
         self._tracer: Tracer | None = None
         self._stop = asyncio.Event()
+        self._let_go = asyncio.Event()  # by the supervisor; see Frontend.leave
         self._hurried = False  # a second signal came
 
     async def run(self) -> int:
@@ -113,7 +114,7 @@ class Server:
             listener = listen(config)  # before the model is loaded: a port in use is known at once
         else:
             take_place(frontend.index)
-            frontend.watch(self._loop, self._on_signal, self._on_hangup)
+            frontend.watch(self._loop, self._on_signal, self._on_hangup, self._let_go.set)
             listener = frontend.listener or listen(config, port=frontend.port, shared=True)
         program = await self._start_program()
         if program is None:
@@ -144,7 +145,7 @@ class Server:
         await self._stop.wait()
         await self._drain(host)
         await self._farewell(host)
-        await self._stop_listening(listener, servers)
+        await self._stop_listening(host, listener, servers)
         await self._farewell(host)  # of those who came last
         if self._engines is not None:
             await self._engines.close()
@@ -153,16 +154,19 @@ class Server:
         return 1 if self._hurried else 0
 
     async def _serve(self, host: Host, listener: socket.socket) -> asyncio.Server:
-        if self._certificates is None:
-            return await self._loop.create_server(lambda: Connection(host), sock=listener, backlog=BACKLOG)
         return await self._loop.create_server(
-            lambda: Connection(host),
-            sock=listener,
-            backlog=BACKLOG,
-            ssl=self._certificates.context,
-            ssl_handshake_timeout=host.deadlines.header_s,
-            ssl_shutdown_timeout=TLS_GOODBYE_S,
+            lambda: Connection(host), sock=listener, backlog=BACKLOG, **self._tls_options(host)
         )
+
+    def _tls_options(self, host: Host) -> dict[str, Any]:
+        """For the loop."""
+        if self._certificates is None:
+            return {}
+        return {
+            "ssl": self._certificates.context,
+            "ssl_handshake_timeout": host.deadlines.header_s,
+            "ssl_shutdown_timeout": TLS_GOODBYE_S,
+        }
 
     async def _start_program(self) -> Program | None:
         """What is served, with its engine; None when a signal came first."""
@@ -356,17 +360,22 @@ class Server:
         for connection in leaving & host.connections:
             connection.abort()
 
-    async def _stop_listening(self, listener: socket.socket, servers: list[asyncio.Server]) -> None:
+    async def _stop_listening(self, host: Host, listener: socket.socket, servers: list[asyncio.Server]) -> None:
         """Whoever has connected is still accepted."""
-        if self._config.uds and self._frontend is None:
-            os.unlink(self._config.uds)
-        turn_away(listener)
-        deadline = self._loop.time() + FAREWELL_S
-        await asyncio.sleep(DRAIN_LOOK_S)  # handshakes that are half done
-        while select([listener], [], [], 0)[0] and self._loop.time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        for server in servers:
+        if self._frontend is not None and self._frontend.listener is not None:
+            self._frontend.leave()  # the socket is everybody's
+            await self._let_go.wait()
+        else:
+            turn_away(listener)
+            await asyncio.sleep(DRAIN_LOOK_S)  # handshakes that are half done
+        rest = listener.dup()
+        for server in servers:  # the loop would take what is shut down for a fault
             server.close()
+
+        def serve(sock: socket.socket) -> Awaitable[object]:
+            return self._loop.connect_accepted_socket(lambda: Connection(host), sock, **self._tls_options(host))
+
+        await accept_rest(rest, serve, FAREWELL_S)
 
     def _end_streams(self) -> None:
         if self._table is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import errno
 import socket
 import struct
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,10 @@ _NO_SYN = struct.pack(
     *(0x06, 0, 0, 0),  # keep nothing of the packet
     *(0x06, 0, 0, 0xFFFFFFFF),  # keep all of it
 )
+
+# Of an accept that may succeed later: no file or memory for it now, or the client was gone.
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR})
+RETRY_S = 0.02
 
 
 def listen(config: Config, *, port: int | None = None, shared: bool = False) -> socket.socket:
@@ -59,13 +66,45 @@ def listen(config: Config, *, port: int | None = None, shared: bool = False) -> 
 
 
 def turn_away(listener: socket.socket) -> None:
-    """Let nobody connect any more, so that none comes between the last accept and the close, who would be reset. A
-    client sends its SYN again in a second, and is then refused, or finds another server. What has connected can still
-    be accepted. Nothing happens where there is no such filter (Linux has it, for TCP)."""
-    if sys.platform == "linux" and listener.family != socket.AF_UNIX:
+    """Let nobody connect any more, so that none comes between the last accept and the close, who would be reset. What
+    has connected can still be accepted. On a port, a client sends its SYN again in a second, and is then refused, or
+    finds another server; nothing happens where there is no such filter (Linux has it). A Unix socket's path goes, and
+    who has looked it up is refused, also one that waits for a place: for all who have the socket."""
+    if listener.family == socket.AF_UNIX:
+        Path(listener.getsockname()).unlink(missing_ok=True)
+        with suppress(OSError):  # where only what is connected can be shut down
+            listener.shutdown(socket.SHUT_RD)
+    elif sys.platform == "linux":
         program = ctypes.create_string_buffer(_NO_SYN)
         with suppress(OSError):
             listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 4, ctypes.addressof(program)))
+
+
+async def accept_rest(
+    listener: socket.socket, serve: Callable[[socket.socket], Awaitable[object]], wait_s: float
+) -> None:
+    """Let `serve` take whoever has connected, to the last, and close. Waits for those that it takes (a TLS handshake is
+    part of that), and where there is no place for one, so long at most."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    taken = set()
+    with listener:
+        while loop.time() < deadline:
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                if error.errno not in _PASSING:  # nobody is left: EAGAIN, or EINVAL of what is shut down
+                    break
+                await asyncio.sleep(RETRY_S)
+            else:
+                sock.setblocking(False)
+                taken.add(asyncio.ensure_future(serve(sock)))
+                await asyncio.sleep(0)
+    if taken:
+        _, late = await asyncio.wait(taken, timeout=max(0.0, deadline - loop.time()))
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*taken, return_exceptions=True)  # a handshake may have failed
 
 
 def say_ready(log: AccessLog, config: Config, listener: socket.socket) -> None:

@@ -13,8 +13,8 @@ from server.config import Config
 from server.gateway.ledger import Ledger
 
 # The supervisor's words; whoever has ended says so by its end of the socket.
-STOP, RELOAD = b"s", b"h"
-READY = b"r"  # the only word of a frontend
+STOP, RELOAD, GO = b"s", b"h", b"g"
+READY, LEAVING = b"r", b"l"  # a frontend's
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,16 @@ class Frontend:
         """Connections are accepted."""
         self.control.send(READY)
 
-    def watch(self, loop: Any, on_stop: Callable[[], None], on_reload: Callable[[], None]) -> None:
+    def leave(self) -> None:
+        """Nothing is left to be done here. The supervisor's GO follows, before which the last one's listener turns
+        newcomers away: others must not lose theirs by it."""
+        self.control.send(LEAVING)
+
+    def watch(
+        self, loop: Any, on_stop: Callable[[], None], on_reload: Callable[[], None], on_go: Callable[[], None]
+    ) -> None:
         """Do as the supervisor says. When it is gone, this process ends at once, as a server does that is killed."""
+        acts = {STOP[0]: on_stop, RELOAD[0]: on_reload, GO[0]: on_go}
 
         def hear() -> None:
             try:
@@ -47,7 +55,7 @@ class Frontend:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 os._exit(1)
             for word in words:
-                (on_stop if word == STOP[0] else on_reload)()
+                acts[word]()
 
         self.control.setblocking(False)
         loop.add_reader(self.control, hear)

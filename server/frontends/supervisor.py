@@ -24,11 +24,11 @@ from typing import NoReturn
 from server.access_log import AccessLog
 from server.config import Config
 from server.engines import RESTART_PAUSES_S, STOP_WAIT_S, EngineFailed, spawn, threads_each
-from server.frontends.frontend import RELOAD, STOP, Frontend
+from server.frontends.frontend import GO, LEAVING, RELOAD, STOP, Frontend
 from server.gateway.access_tokens import new_secret
 from server.gateway.key_file import KeysError, read_keys
 from server.gateway.ledger import Ledger, LedgerFull
-from server.listening import listen, say_ready
+from server.listening import listen, say_ready, turn_away
 from server.tls import Certificates
 
 BACKLOG = 4096
@@ -86,6 +86,7 @@ class FrontendChild(Child):
         super().__init__(f"frontend {index}")
         self.index = index
         self.pid = 0
+        self.leaves = False
 
     def reap(self) -> int:
         """Its exit code."""
@@ -107,6 +108,7 @@ class Supervisor:
         self._ledger = Ledger(config.frontends)
         self._secret = new_secret()
         self._listener: socket.socket
+        self._away = False  # newcomers are turned away from a Unix socket, whose path may be another server's now
         self._stops = 0  # signals that asked for the end
         self._exit_code = 0
         self._ready = False
@@ -130,7 +132,7 @@ class Supervisor:
                 self._wait(wakeup)
         finally:
             self._end_engines()
-            if self._config.uds:
+            if self._config.uds and not self._away:
                 Path(self._config.uds).unlink(missing_ok=True)
         return max(self._exit_code, int(self._stops > 1))
 
@@ -226,6 +228,18 @@ class Supervisor:
                 self._say_ready()
             elif all(engine.ready for engine in self._engines) and not self._ready:
                 self._begin_frontends()
+        if isinstance(child, FrontendChild) and LEAVING in said:
+            self._let_go(child)
+
+    def _let_go(self, child: FrontendChild) -> None:
+        """It has nothing left to do. The last one still accepts whoever has connected, and nobody else connects."""
+        child.leaves = True
+        if all(each.leaves for each in self._frontends if each.socket is not None):
+            self._away = True
+            turn_away(self._listener)
+        assert child.socket is not None
+        with suppress(OSError):  # as in _tell
+            child.socket.send(GO)
 
     def _say_ready(self) -> None:
         if not self._ready and all(child.ready for child in self._frontends):

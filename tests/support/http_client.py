@@ -85,9 +85,10 @@ def joined(chunks: Iterable[Any], index: int = 0) -> str:
     return "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in parts)
 
 
-def connected(port: int, *, receive_buffer: int | None = None) -> socket.socket:
-    """A connection to 127.0.0.1 with a deadline; nothing stays open when it is refused."""
-    sock = socket.socket()
+def connected(address: int | str, *, receive_buffer: int | None = None) -> socket.socket:
+    """A connection to a port of 127.0.0.1, or to the Unix socket of this path, with a deadline; nothing stays open when
+    it is refused."""
+    sock = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
     try:
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -95,8 +96,11 @@ def connected(port: int, *, receive_buffer: int | None = None) -> socket.socket:
             # less than a segment: a client that reads again would be heard at the next probe, seconds later.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
         sock.settimeout(DEADLINE_S)
-        sock.connect(("127.0.0.1", port))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if isinstance(address, str):
+            sock.connect(address)
+        else:
+            sock.connect(("127.0.0.1", address))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
         sock.close()
         raise
@@ -106,8 +110,9 @@ def connected(port: int, *, receive_buffer: int | None = None) -> socket.socket:
 class Client:
     """One connection. `send` takes bytes as they are; `request` writes a proper one."""
 
-    def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
-        self.socket = connected(port, receive_buffer=receive_buffer)
+    def __init__(self, address: int | str, *, receive_buffer: int | None = None) -> None:
+        """See `connected`."""
+        self.socket = connected(address, receive_buffer=receive_buffer)
         self._h11 = h11.Connection(h11.CLIENT)
         self._answer: Answer | None = None
 

@@ -60,13 +60,18 @@ def until(condition: Callable[[], Any], what: str | Callable[[], str], deadline_
 
 
 class Reachable:
-    """Whatever listens on a port of 127.0.0.1."""
+    """Whatever listens on a port of 127.0.0.1, or on a Unix socket."""
 
     port: int
 
+    @property
+    def address(self) -> int | str:
+        """The port, or the socket's path."""
+        return self.port
+
     def connect(self, *, receive_buffer: int | None = None) -> Client:
         """A new connection; a small `receive_buffer` (bytes) makes a reader that stalls fill it soon."""
-        return Client(self.port, receive_buffer=receive_buffer)
+        return Client(self.address, receive_buffer=receive_buffer)
 
     def ask(self, method: str, target: str, body: Any = None, headers: Iterable[Header] = ()) -> Answer:
         """One whole exchange on a connection of its own."""
@@ -195,6 +200,12 @@ class Server(Reachable):
         if not self._faults_expected:
             for sign in ("Traceback", "Warning:", "never awaited", "never retrieved"):
                 assert sign not in log, log
+
+    @property
+    def address(self) -> int | str:
+        """See Reachable."""
+        _, found, path = self.ready_line.partition(" unix:")
+        return path if found else self.port
 
     @property
     def url(self) -> str:
