@@ -24,12 +24,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bench import arguments, processes
 from bench.machine import REPOSITORY, describe, markdown, quantile
-from bench.processes import SEQUENCES_MAX, synthetic_hello
+from bench.processes import OURS, SEQUENCES_MAX, Wrong, synthetic_hello
 from bench.readers import posted
 from engine.synthetic import WORD_BASE
 from engine.wire import Admitted, Cancel, End, FrameReader, Gauges, Step, Submit, encode
@@ -37,8 +37,10 @@ from engine.wire import Admitted, Cancel, End, FrameReader, Gauges, Step, Submit
 PACE_S = 0.020
 RUNNING_TOKENS = 100_000
 READ_BYTES = 64 * 1024
+START_S_MAX = 60.0
 DEADLINE_S = 10.0
 GOAL_MS = 0.3
+ASKED = "POST /v1/chat/completions HTTP/1.1"
 WARM_UP = 10  # requests that are not counted
 FIELDS = ("Host: localhost", "Accept: text/event-stream", "Content-Type: application/json")
 
@@ -114,7 +116,7 @@ def _listening() -> Iterator[tuple[socket.socket, str]]:
         path = str(Path(folder) / "engine.sock")
         listener.bind(path)
         listener.listen()
-        listener.settimeout(DEADLINE_S)
+        listener.settimeout(START_S_MAX)
         yield listener, path
 
 
@@ -128,8 +130,26 @@ def _greet(listener: socket.socket) -> socket.socket:
 def _received(sock: socket.socket) -> bytes:
     data = sock.recv(READ_BYTES)
     if not data:
-        raise ConnectionError("the server closed a connection")
+        raise ConnectionError("closed the connection")
     return data
+
+
+@contextmanager
+def _asking(client: socket.socket, answer: bytearray) -> Iterator[None]:
+    """A server that doesn't do its part of the block is Wrong. `answer`: what the client has read so far."""
+    try:
+        yield
+    except (OSError, GaveUp) as error:
+        client.settimeout(0.0)
+        with suppress(OSError):
+            while data := client.recv(READ_BYTES):
+                answer += data
+        did = f"did nothing for {DEADLINE_S:g} s" if isinstance(error, TimeoutError) else str(error)
+        raise Wrong(OURS, ASKED, did, bytes(answer)) from None
+
+
+class GaveUp(Exception):
+    """The server cancelled what it had ordered."""
 
 
 class _Engine:
@@ -149,7 +169,8 @@ class _Engine:
             for message in self._reader.feed(data):
                 if isinstance(message, Submit):
                     return message.id, now
-                assert not isinstance(message, Cancel), "a stream was given up"
+                if isinstance(message, Cancel):
+                    raise GaveUp("gave a stream up")
 
     def step(self, ids: list[int], new: int = 0) -> float:
         """A token for those that run and, as engine/core.py has it, for the new one before them; when it left."""
@@ -215,21 +236,26 @@ def measure(streams: int, requests: int, *, apart: bool = False) -> tuple[list[f
         crowd = _Crowd(engine, stack.enter_context(selectors.DefaultSelector()), apart=apart)
         for _ in range(streams - 1):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            sock.sendall(_request("run", RUNNING_TOKENS))
-            crowd.add(engine.hear()[0], sock)
+            with _asking(sock, bytearray()):
+                sock.sendall(_request("run", RUNNING_TOKENS))
+                crowd.add(engine.hear()[0], sock)
         client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         client.settimeout(DEADLINE_S)
         draw = random.Random(0)
         inward, outward = [], []
         for _ in range(WARM_UP + requests):
-            into, out = _ask(client, engine, crowd, draw)
+            answer = bytearray()
+            with _asking(client, answer):
+                into, out = _ask(client, engine, crowd, draw, answer)
             inward.append(into)
             outward.append(out)
     return inward[WARM_UP:], outward[WARM_UP:]
 
 
-def _ask(client: socket.socket, engine: _Engine, crowd: _Crowd, draw: random.Random) -> tuple[float, float]:
-    """One request, at some moment between two steps; its first token comes with the second."""
+def _ask(
+    client: socket.socket, engine: _Engine, crowd: _Crowd, draw: random.Random, answer: bytearray
+) -> tuple[float, float]:
+    """One request, at some moment between two steps; its first token comes with the second. Fills `answer`."""
     next_step = crowd.step() + PACE_S
     crowd.play(time.perf_counter() + draw.uniform(PACE_S / 4, PACE_S * 3 / 4))
     request = _request("now", 2)
@@ -238,7 +264,6 @@ def _ask(client: socket.socket, engine: _Engine, crowd: _Crowd, draw: random.Ran
     id_, heard = engine.hear()
     crowd.play(next_step)
     began = crowd.step(new=id_)
-    answer = b""
     while b'"content":" ' not in answer:
         answer += _received(client)
     came = time.perf_counter()

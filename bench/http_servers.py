@@ -62,6 +62,7 @@ transformers.AutoTokenizer.from_pretrained(folder, **where).save_pretrained(out)
 class Contender:
     """A server that runs, and how it is asked."""
 
+    name: str
     pid: int
     port: int
     body: Callable[[list[int]], dict[str, Any]]
@@ -105,9 +106,9 @@ def serving(contender: str, model: str, options: argparse.Namespace, port: int, 
                 raise SystemExit(f"{contender} did not start:\n  {' '.join(command)}")
             time.sleep(0.5)
         if kind == "transformers":
-            yield Contender(process.pid, port, lambda ids: _worded(ids, weights), b"")
+            yield Contender(contender, process.pid, port, lambda ids: _worded(ids, weights), b"")
         else:
-            yield Contender(process.pid, port, _plain, b"[DONE]")
+            yield Contender(contender, process.pid, port, _plain, b"[DONE]")
 
 
 Started = tuple[list[str], dict[str, str]]  # a command, and what its environment has more

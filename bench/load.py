@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bench.machine import quantile
 from bench.plots import SHARES
-from bench.processes import CLIENT_CORE, Ours, cpu_s, resident_bytes
+from bench.processes import CLIENT_CORE, OURS, Ours, Wrong, cpu_s, resident_bytes
 from bench.readers import Failed, Seen, Tally, Wire
 
 READ_BYTES = 64 * 1024
@@ -45,7 +45,7 @@ class Figures:
 
 
 def play(transport: Callable[[list[Seen], int], Wire], server: Ours, streams: int, tokens: int) -> Figures:
-    """Begin so many streams at once, of so many tokens. Raises Failed."""
+    """Begin so many streams at once, of so many tokens. Raises Wrong."""
     before = os.sched_getaffinity(0)
     if CLIENT_CORE is not None:
         os.sched_setaffinity(0, {CLIENT_CORE})
@@ -88,18 +88,11 @@ class Load:
         self._memory_after = 0
 
     def run(self) -> None:
-        """From the connections to the last token. Raises Failed."""
+        """From the connections to the last token. Raises Wrong."""
         try:
-            for number, wire in enumerate(self._wires):
-                sock = socket.create_connection(("127.0.0.1", self._server.port))
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.setblocking(False)
-                self._sockets.append(sock)
-                self._selector.register(sock, selectors.EVENT_READ, number)
-                self._send(number, wire.open())
-            settled = time.perf_counter() + SETTLE_S
-            while time.perf_counter() < settled or not all(wire.ready for wire in self._wires):
-                self._read(SETTLE_S / 10)
+            for number in range(len(self._wires)):
+                self._connect(number)
+            self._settle()
             self._ask()
             self._to_the_end()
         finally:
@@ -107,6 +100,33 @@ class Load:
             for sock in self._sockets:
                 with suppress(OSError):
                     sock.close()
+
+    def _connect(self, number: int) -> None:
+        try:
+            sock = socket.create_connection(("127.0.0.1", self._server.port))
+        except OSError as error:
+            raise Wrong(OURS, "a connection", f"gave none ({error.strerror})") from None
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+        self._sockets.append(sock)
+        self._selector.register(sock, selectors.EVENT_READ, number)
+        self._send(number, self._wires[number].open())
+
+    def _settle(self) -> None:
+        began = time.perf_counter()
+        while time.perf_counter() < began + SETTLE_S or not all(wire.ready for wire in self._wires):
+            self._read(SETTLE_S / 10)
+            if time.perf_counter() > began + SILENCE_S_MAX:
+                number = next(n for n, wire in enumerate(self._wires) if not wire.ready)
+                raise self._wrong(number, f"was not ready within {SILENCE_S_MAX:g} s")
+
+    def _wrong(self, number: int, did: str) -> Wrong:
+        """Of the server on one connection."""
+        return Wrong(OURS, self._wires[number].asked, did, self._wires[number].heard)
+
+    def _wire_of(self, is_wrong: Callable[[Seen], bool]) -> int:
+        """The first connection with such a stream."""
+        return next(n for n, wire in enumerate(self._wires) if any(map(is_wrong, wire.streams)))
 
     def _ask(self) -> None:
         self._cpu_before, self._client_cpu = cpu_s(self._server.pid), time.process_time()
@@ -123,28 +143,35 @@ class Load:
             if self._read(max(0.0, self._due[0][0] - time.perf_counter()) if self._due else 1.0):
                 heard = time.perf_counter()
             elif time.perf_counter() - heard > SILENCE_S_MAX:
-                raise Failed(b"the server says nothing more")
+                raise self._wrong(self._wire_of(lambda seen: not seen.done), f"was silent for {SILENCE_S_MAX:g} s")
             self._look()
             self._poll()
         self._ended, self._cpu_after = time.perf_counter(), cpu_s(self._server.pid)
         self._client_cpu = time.process_time() - self._client_cpu
-        if any(seen.tokens != self._tokens for seen in self.seen):
-            raise Failed(f"streams of {sorted({seen.tokens for seen in self.seen})} tokens".encode())
+        if short := [seen for seen in self.seen if seen.tokens != self._tokens]:
+            did = f"sent {short[0].tokens} tokens, not {self._tokens}"
+            raise self._wrong(self._wire_of(lambda seen: seen is short[0]), did)
 
     def _read(self, timeout_s: float) -> int:
         ready = self._selector.select(timeout_s)
         for key, _ in ready:
             sock: socket.socket = key.fileobj  # type: ignore[assignment]
-            data = sock.recv(READ_BYTES)
-            now = time.perf_counter()
+            wire = self._wires[key.data]
+            try:
+                data = sock.recv(READ_BYTES)
+                now = time.perf_counter()
+                answer = wire.take(data, now) if data else b""
+            except Failed as failed:
+                raise self._wrong(key.data, str(failed)) from None
+            except OSError as error:
+                raise self._wrong(key.data, f"broke the connection off ({error.strerror})") from None
             if not data:
-                if not all(seen.done for seen in self._wires[key.data].streams):
-                    raise Failed(b"the server closed a connection")
+                if not all(seen.done for seen in wire.streams):
+                    raise self._wrong(key.data, "closed the connection")
                 self._selector.unregister(sock)
                 continue
             self._bytes_from += len(data)
-            wire = self._wires[key.data]
-            self._send(key.data, wire.feed(data, now))
+            self._send(key.data, answer)
             if wire.wake_at:
                 self._due.append((wire.wake_at, key.data))
                 wire.wake_at = 0.0
@@ -153,7 +180,10 @@ class Load:
     def _send(self, number: int, data: bytes) -> None:
         if data:
             self._bytes_to += len(data)
-            self._sockets[number].sendall(data)
+            try:
+                self._sockets[number].sendall(data)
+            except OSError as error:
+                raise self._wrong(number, f"broke the connection off ({error.strerror})") from None
 
     def _poll(self) -> None:
         """Those that are due. All wait equally long, so they stand in order."""

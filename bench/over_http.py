@@ -34,7 +34,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -43,8 +43,11 @@ from typing import Any
 from bench.contenders import NEW_TOKENS, PROMPT_TOKENS, prompts
 from bench.http_servers import Contender, serving
 from bench.machine import describe, markdown, quantile, spread
+from bench.processes import Wrong
+from bench.readers import HEARD_BYTES_MAX
 
 ANSWER_S_MAX = 300.0
+ASKED = "POST /v1/completions HTTP/1.1"
 # Each stream of a closed loop makes this many requests, and there are this many at least.
 REQUESTS_EACH, REQUESTS_MIN = 2, 4
 # Prompts of one length, and what is made behind each: more than one token, so that one of them has text.
@@ -136,21 +139,37 @@ def measure(
     def drawn(count: int, of: int, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
         return prompts(count, tokens, options.ids_max, seed * 1000 + of)
 
-    asyncio.run(_closed_loop(contender, 2, drawn(2, -1)))  # a warm-up
+    _run(contender, _closed_loop(contender, 2, drawn(2, -1)))  # a warm-up
     for load in loads:
         size, _, kind = load.partition(" ")
         if kind == "at once":
             streams = int(size)
             asked = drawn(max(REQUESTS_EACH * streams, REQUESTS_MIN), streams)
-            done = asyncio.run(_closed_loop(contender, streams, asked))
+            done = _run(contender, _closed_loop(contender, streams, asked))
         elif kind == "of a prompt":
-            done = asyncio.run(_read(contender, int(size), drawn(PROMPTS_READ, int(size), int(size))))
+            done = _run(contender, _read(contender, int(size), drawn(PROMPTS_READ, int(size), int(size))))
         else:
             asked = drawn(options.arrivals, 999)
-            done = asyncio.run(_poisson(contender, float(size), asked, random.Random(seed)))
+            done = _run(contender, _poisson(contender, float(size), asked, random.Random(seed)))
         shown[load] = _figures(done)
         shown["rss_mib"], shown["pss_mib"] = memory_mib(contender.pid)
         write()
+
+
+def _run(of: Contender, load: Coroutine[Any, Any, Load]) -> Load:
+    """Raises Wrong, which would end the loop's tasks one by one if it came from within."""
+    try:
+        return asyncio.run(load)
+    except _Failed as failed:
+        raise Wrong(of.name, failed.asked, failed.did, failed.heard) from None
+
+
+class _Failed(Exception):
+    """See Wrong."""
+
+    def __init__(self, asked: str, did: str, heard: bytes = b"") -> None:
+        super().__init__(asked, did, heard)
+        self.asked, self.did, self.heard = asked, did, heard
 
 
 class _Request(asyncio.Protocol):
@@ -160,20 +179,23 @@ class _Request(asyncio.Protocol):
         self._body = json.dumps({**contender.body(prompt), "max_tokens": new}).encode()
         self._last = contender.last
         self._tail = b""
+        self.began = b""
         self.asked = 0.0
         self.arrivals: list[tuple[float, int]] = []  # when, and how many texts at once
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # what went wrong
         self.heard = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask."""
-        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json"
+        head = f"{ASKED}\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json"
         assert isinstance(transport, asyncio.Transport)
         self.asked = time.perf_counter()
         transport.write(f"{head}\r\nContent-Length: {len(self._body)}\r\n\r\n".encode() + self._body)
 
     def data_received(self, data: bytes) -> None:
         """Count the texts; one that is split at its mark counts with its end."""
+        if len(self.began) < HEARD_BYTES_MAX:
+            self.began += data
         self.heard = (self.heard + data)[-4096:]
         joined = self._tail + data
         cut = joined.rfind(b"\n") + 1
@@ -187,15 +209,20 @@ class _Request(asyncio.Protocol):
         if self.over.done():
             return
         if exc is None and self._last in self.heard and b'"length"' in self.heard and self.arrivals:
-            self.over.set_result(None)
+            self.over.set_result("")
         else:
-            self.over.set_exception(SystemExit(f"an answer was not complete: {self.heard[-500:]!r}"))
+            self.over.set_result("ended before its answer was complete" + (f" ({exc})" if exc else ""))
 
 
 async def _ask(of: Contender, prompt: list[int], new: int = NEW_TOKENS) -> _Request:
     loop = asyncio.get_running_loop()
-    _, request = await loop.create_connection(lambda: _Request(of, prompt, new), "127.0.0.1", of.port)
-    await asyncio.wait_for(request.over, ANSWER_S_MAX)
+    try:
+        _, request = await loop.create_connection(lambda: _Request(of, prompt, new), "127.0.0.1", of.port)
+    except OSError as error:
+        raise _Failed("a connection", f"gave none ({error.strerror})") from None
+    ended, _ = await asyncio.wait([request.over], timeout=ANSWER_S_MAX)
+    if wrong := request.over.result() if ended else f"had not ended its answer after {ANSWER_S_MAX:g} s":
+        raise _Failed(ASKED, wrong, request.began)
     return request
 
 

@@ -22,9 +22,11 @@ from typing import IO, Any
 
 from bench import signals
 from bench.machine import REPOSITORY
+from bench.readers import HEARD_BYTES_MAX
 from engine.synthetic import CONTEXT_TOKENS_MAX, SyntheticRunner
 from engine.wire import WIRE_VERSION, Hello
 
+OURS = "our server"
 STOP_S_MAX = 10.0
 SEQUENCES_MAX = 10_000  # that an engine played by a bench runs at once
 HURRY_S = 0.5
@@ -46,14 +48,27 @@ class Ours:
     engine_pid: int
 
 
+class Wrong(SystemExit):
+    """A server did something else than a benchmark can go on with: one sentence, and exit code 1. `did`: in the past
+    tense; `heard`: how its answer to what was `asked` began."""
+
+    def __init__(self, who: str, asked: str, did: str, heard: bytes = b"") -> None:
+        answered = f"its answer began {heard[:HEARD_BYTES_MAX]!r}" if heard else "it had not answered"
+        super().__init__(f"{_clear()}{who}, asked for {asked}, {did}; {answered}")
+
+
 class Gone(SystemExit):
     """A process ended by itself while it was needed: one sentence, and exit code 1."""
 
     def __init__(self, who: str, code: int, said: str) -> None:
         how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit code {code}"
         told = f"the last that it said on stderr is: {said}" if said else "it said nothing on stderr"
-        clear = "\r\033[K" if sys.stderr.isatty() else ""  # what is shown of the run
-        super().__init__(f"{clear}{who} ended {how}; {told}")
+        super().__init__(f"{_clear()}{who} ended {how}; {told}")
+
+
+def _clear() -> str:
+    """What is shown of the run."""
+    return "\r\033[K" if sys.stderr.isatty() else ""
 
 
 def cpu_s(pid: int) -> float:
@@ -126,7 +141,7 @@ def server(attached: tuple[str, int], *flags: str, runner: Sequence[str] = ()) -
         url,
         *flags,
     ]
-    with started("our server", command, REPOSITORY) as process:
+    with started(OURS, command, REPOSITORY) as process:
         yield Ours(int(ready_line(process).rpartition(":")[2]), process.pid, engine_pid)
 
 

@@ -1,7 +1,7 @@
 """Clients of each transport, sans-I/O: the bytes that start a stream, and what the bytes that come say of it.
 
 A `Wire` is one connection. `open` is what it sends before any stream begins (an upgrade, HTTP/2's settings), `ask` what
-starts its streams; `feed` takes what came, tells `Seen` of each token, and returns what is to be sent in answer. They
+starts its streams; `take` gets what came, tells `Seen` of each token, and returns what is to be sent in answer. They
 read as little of the bytes as counting tokens takes, so that thousands of streams fit on one core.
 """
 
@@ -23,6 +23,7 @@ from hpack.struct import NeverIndexedHeaderTuple
 
 H2_STREAMS = 100  # on a connection, under the server's limit of 128
 WINDOW_MAX = 2**31 - 1
+HEARD_BYTES_MAX = 500  # of an answer's beginning, for whoever must be told of one that is wrong
 _HEAD_END = b"\r\n\r\n"
 # What stands in front of a token's text, once for each token. Words of the synthetic engine begin with a space.
 _JSON_MARK = b'"content":" '
@@ -30,7 +31,7 @@ _WS_MARK = b'"text":" '
 
 
 class Failed(Exception):
-    """The server answered with something else than a stream."""
+    """The server answered with something else than a stream: what it did, in the past tense."""
 
 
 @dataclass(slots=True)
@@ -129,6 +130,8 @@ class Wire:
         self.tokens = tokens
         self.ready = True  # to ask
         self.wake_at = 0.0  # when `later` is wanted; 0: not
+        self.asked = "nothing yet"
+        self.heard = b""  # how the answer to that began
 
     def open(self) -> bytes:
         """What goes out with the connection."""
@@ -138,9 +141,24 @@ class Wire:
         """What starts the streams."""
         raise NotImplementedError
 
+    def take(self, data: bytes, now: float) -> bytes:
+        """See this module's docstring. Raises Failed."""
+        if len(self.heard) < HEARD_BYTES_MAX:
+            self.heard += data[: HEARD_BYTES_MAX - len(self.heard)]
+        try:
+            return self.feed(data, now)
+        except (ValueError, LookupError, zlib.error) as error:
+            raise Failed("answered with what can't be read") from error
+
     def feed(self, data: bytes, now: float) -> bytes:
-        """Raises Failed."""
+        """`take`, of a transport. Raises Failed, and whatever comes of bytes that were never expected."""
         raise NotImplementedError
+
+    def _asks(self, request: bytes, name: str = "") -> bytes:
+        """The request, which is told of as `name`, or by its first line."""
+        self.asked = name or request.partition(b"\r\n")[0].decode()
+        self.heard = b""
+        return request
 
     def later(self) -> bytes:
         """What is to be sent at `wake_at`."""
@@ -163,7 +181,7 @@ class Http1(Wire):
     def ask(self) -> bytes:
         """See Wire."""
         self._seen.requests += 1
-        return posted(_chat(self.tokens, stream=True), fields=(*JSON_FIELDS, f"Accept: {self.accept}"))
+        return self._asks(posted(_chat(self.tokens, stream=True), fields=(*JSON_FIELDS, f"Accept: {self.accept}")))
 
     def feed(self, data: bytes, now: float) -> bytes:
         """See Wire."""
@@ -173,7 +191,7 @@ class Http1(Wire):
             if not found:
                 return b""
             if not head.startswith(b"HTTP/1.1 200"):
-                raise Failed(self._head[:500])
+                raise Failed("answered with something else than a stream")
             self._in_body = True
         self._seen.came(self._counter.take(data), now)
         self._end = (self._end + data)[-7:]
@@ -210,15 +228,16 @@ class Polling(Wire):
     def ask(self) -> bytes:
         """See Wire."""
         self._seen.requests += 1
-        target = f"/v1/generate?prompt=What+is+the+capital+of+France%3F&max_tokens={self.tokens}"
-        return f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n".encode()
+        return self._get(f"/v1/generate?prompt=What+is+the+capital+of+France%3F&max_tokens={self.tokens}")
 
     def later(self) -> bytes:
         """See Wire."""
         self._seen.requests += 1
         after = f"&after={self._after}" if self._after >= 0 else ""
-        target = f"/v1/streams/{self._stream}?wait={self.wait_s}{after}"
-        return f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n".encode()
+        return self._get(f"/v1/streams/{self._stream}?wait={self.wait_s}{after}")
+
+    def _get(self, target: str) -> bytes:
+        return self._asks(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n".encode())
 
     def feed(self, data: bytes, now: float) -> bytes:
         """See Wire."""
@@ -234,7 +253,7 @@ class Polling(Wire):
             self._stream = json.loads(body)["stream"]
             return self.later()
         if not head.startswith(b"HTTP/1.1 200"):
-            raise Failed(head + body)
+            raise Failed("answered with something else than events")
         self._seen.came(body.count(_JSON_MARK), now)
         self._after = int(body.rpartition(b'"next":')[2].partition(b",")[0]) - 1
         if b'"status":"finished"' in body[:100]:
@@ -269,12 +288,13 @@ class WebSocket(Wire):
         self._seen.requests += 1
         key = base64.b64encode(os.urandom(16)).decode()
         head = "GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        return f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n{self.offer}\r\n".encode()
+        return self._asks(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n{self.offer}\r\n".encode())
 
     def ask(self) -> bytes:
         """See Wire."""
         self._seen.requests += 1
-        return _client_frame(0x81, _json(_chat(self.tokens, type="generate", id="a")))
+        frame = _client_frame(0x81, _json(_chat(self.tokens, type="generate", id="a")))
+        return self._asks(frame, "a generation on the WebSocket /v1/ws")
 
     def feed(self, data: bytes, now: float) -> bytes:
         """See Wire."""
@@ -284,10 +304,10 @@ class WebSocket(Wire):
             if not found:
                 return b""
             if not head.startswith(b"HTTP/1.1 101"):
-                raise Failed(head)
+                raise Failed("made no WebSocket of the connection")
             if self.offer:
                 if b"permessage-deflate" not in head:
-                    raise Failed(b"deflate was not taken: " + head)
+                    raise Failed("didn't take deflate")
                 self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
             self.ready, self._buffer = True, rest
         answer = b""
@@ -313,12 +333,12 @@ class WebSocket(Wire):
         if opcode == 0x9:
             return _client_frame(0x8A, payload)
         if opcode == 0x8:
-            raise Failed(b"closed: " + payload)
+            raise Failed(f"closed the WebSocket with {payload!r}")
         if self._inflater is not None and first & 0x40:
             payload = self._inflater.decompress(payload + b"\0\0\xff\xff")
         self._seen.came(payload.count(_WS_MARK), now)
         if payload.startswith(b'{"type":"error"'):
-            raise Failed(payload)
+            raise Failed(f"ended with {payload!r}")
         if payload.startswith(b'{"type":"done"'):
             self._seen.end()
         return b""
@@ -346,6 +366,7 @@ class Http2(Wire):
         super().__init__(streams, tokens)
         self._by_id: dict[int, tuple[Seen, _Counter]] = {}
         self._buffer = b""
+        self._greeted = False
         self._h2 = H2Connection(H2Configuration(client_side=True))
 
     def open(self) -> bytes:
@@ -354,7 +375,7 @@ class Http2(Wire):
         self._h2.local_settings = Settings(client=True, initial_values=told)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(WINDOW_MAX - 65_535)
-        return self._h2.data_to_send()
+        return self._asks(self._h2.data_to_send(), "HTTP/2")
 
     def ask(self) -> bytes:
         """See Wire."""
@@ -374,11 +395,15 @@ class Http2(Wire):
             self._by_id[number] = (seen, _Counter(_JSON_MARK))
             self._h2.send_headers(number, [NeverIndexedHeaderTuple(*field) for field in fields.items()])
             self._h2.send_data(number, body, end_stream=True)
-        return self._h2.data_to_send()
+        return self._asks(self._h2.data_to_send(), "POST /v1/chat/completions HTTP/2")
 
     def feed(self, data: bytes, now: float) -> bytes:
         """See Wire."""
         buffer, at, answer = self._buffer + data, 0, b""
+        if not self._greeted and len(buffer) >= 9:
+            if buffer[3] != 4:  # SETTINGS
+                raise Failed("spoke no HTTP/2")
+            self._greeted = True
         while len(buffer) - at >= 9:
             length, kind, flags = int.from_bytes(buffer[at : at + 3]), buffer[at + 3], buffer[at + 4]
             if len(buffer) - at - 9 < length:
@@ -389,7 +414,7 @@ class Http2(Wire):
             if kind <= 1:
                 self._take(stream, kind, flags, payload, now)
             elif kind in (3, 7):
-                raise Failed(b"RST_STREAM or GOAWAY: " + payload)
+                raise Failed(f"sent {'RST_STREAM' if kind == 3 else 'GOAWAY'} with {payload!r}")
             elif kind in (4, 6) and not flags & 1:
                 answer += struct.pack(">HBBBL", 0, 0 if kind == 4 else 8, kind, 1, 0) + (payload if kind == 6 else b"")
         self._buffer = buffer[at:]

@@ -29,7 +29,7 @@ import uvloop
 from bench import arguments
 from bench.gateway import Engine, Server
 from bench.machine import describe, markdown
-from bench.processes import synthetic_hello
+from bench.processes import Wrong, synthetic_hello
 from bench.readers import posted
 from engine.synthetic import WORD_BASE
 from engine.wire import Admitted, End, Gauges, Hello, Step, Submit
@@ -54,6 +54,7 @@ FIELDS = ("Host: localhost", "Accept: text/event-stream", "Content-Type: applica
 # Other than what a client sends again and again, such a head is never one that was read before.
 NEW = "0" * 32
 REFUSED = b"HTTP/1.1 400"
+HERE = "our server in this process"
 TRACED_FIELDS = (*FIELDS, f"Traceparent: 00-{NEW}-b7ad6b7169203331-01")
 
 
@@ -84,6 +85,11 @@ class Sink(asyncio.Transport):
     def whole(self) -> bool:
         """The last of it is an answer's end."""
         return self.last.endswith(b"0\r\n\r\n") or b"Content-Length" in self.last
+
+    @property
+    def is_refused(self) -> bool:
+        """The last of it is the head of no stream."""
+        return self.last.startswith(b"HTTP/1.1 ") and not self.last.startswith(b"HTTP/1.1 200")
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Never reached."""
@@ -162,12 +168,14 @@ class Bench:
         began = clock()
         for connection, data in zip(self.connections, each_own, strict=True):
             connection.data_received(data)
-        while len(ids) < len(sinks) and not sinks[-1].last.startswith(REFUSED):  # noqa: ASYNC110 (turns of the loop)
+        while len(ids) < len(sinks) and not sinks[-1].is_refused:  # noqa: ASYNC110 (turns of the loop)
             await asyncio.sleep(0)
         begun = clock()
         if sinks[-1].last.startswith(REFUSED):
             return Cost((begun - began) / len(sinks) * 1e6)
-        assert len(ids) == len(sinks), sinks[0].last
+        asked = request.partition(b"\r\n")[0].decode()
+        if len(ids) < len(sinks):
+            raise Wrong(HERE, asked, "started no stream", sinks[-1].last)
         step = self.server.table.on_step
         words = [WORD_BASE + number for number in range(len(ids))]
         step(Step(ids, words, [Admitted(id_, 0) for id_ in ids], [], [], Gauges()))
@@ -182,7 +190,8 @@ class Bench:
             if all(sink.whole for sink in sinks):
                 break
         ended = clock()
-        assert all(sink.whole for sink in sinks), [sink.last for sink in sinks if not sink.whole]
+        if part := [sink.last for sink in sinks if not sink.whole]:
+            raise Wrong(HERE, asked, f"ended with {part[0]!r}")
         share = 1e6 / len(ids)
         return Cost((begun - began) * share, (made - told) * share / TOKENS, (ended - made) * share)
 

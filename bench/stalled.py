@@ -21,15 +21,17 @@ import socket
 import statistics
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 
 from bench import arguments
 from bench.machine import REPOSITORY, describe, spread
-from bench.processes import ready_line, resident_bytes, started
-from bench.readers import H2_STREAMS, WINDOW_MAX, Http2, Seen, Tally, posted
+from bench.processes import OURS, Wrong, ready_line, resident_bytes, started
+from bench.readers import H2_STREAMS, HEARD_BYTES_MAX, WINDOW_MAX, Failed, Http2, Seen, Tally, posted
 
 STEP_MS = 20
 # A client that stalls has a small receive buffer, as a phone's would be full: the kernel holds twice this.
@@ -38,6 +40,9 @@ SETTLE_S_MAX = 60.0
 READ_BYTES = 64 * 1024
 GOAL_BYTES = 20 * 1024
 TOKENS = 100_000  # more than any round plays
+ASKED = "POST /v1/chat/completions HTTP/1.1"
+ANSWERED = b"HTTP/1.1 200 "
+PARKED = 'sluice_streams{state="parked"}'
 SECONDS_MIN, SECONDS_MAX = 0.2, 1800.0  # some gaps in each stream; less than its tokens last
 
 
@@ -60,7 +65,7 @@ class Readers:
         self.tokens = [0] * count
         self.gaps: list[float] = []
         self._last = [0.0] * count
-        self._measured = False
+        self.heard = [b""] * count  # how each answer began
         self._sockets = []
         for number in range(count):
             sock = _ask(port, f"reader {number}")
@@ -76,10 +81,16 @@ class Readers:
             ready = self._selector.select(left)
             now = time.perf_counter()
             for key, _ in ready:
-                self._take(key.data, key.fileobj.recv(READ_BYTES), now, measured=measured)  # type: ignore[union-attr]
+                self._take(key.data, _received(key.fileobj), now, measured=measured)  # type: ignore[arg-type]
 
     def _take(self, number: int, data: bytes, now: float, *, measured: bool) -> None:
-        assert data, "a stream ended"
+        heard = self.heard[number]
+        if len(heard) < HEARD_BYTES_MAX:
+            heard = self.heard[number] = heard + data
+            if not heard.startswith(ANSWERED[: len(heard)]):
+                raise Wrong(OURS, ASKED, "answered with something else than a stream", heard)
+        if not data:
+            raise Wrong(OURS, ASKED, "ended a stream", heard)
         count = data.count(b"data: ")
         if not count:
             return
@@ -95,6 +106,14 @@ class Readers:
         self._selector.close()
         for sock in self._sockets:
             sock.close()
+
+
+def _received(sock: socket.socket) -> bytes:
+    """Nothing where the connection broke off."""
+    try:
+        return sock.recv(READ_BYTES)
+    except ConnectionError:
+        return b""
 
 
 def _ask(port: int, content: str, *, receive_buffer: int | None = None) -> socket.socket:
@@ -133,9 +152,16 @@ class Multiplexed(Http2):
         while (left := end - time.perf_counter()) > 0:
             self._socket.settimeout(left)
             with suppress(TimeoutError):
-                data = self._socket.recv(READ_BYTES)
-                assert data, "the connection ended"
-                self._socket.sendall(self.feed(data, time.perf_counter()))
+                self._exchange()
+
+    def _exchange(self) -> None:
+        try:
+            data = _received(self._socket)
+            if not data:
+                raise Failed("closed the connection")
+            self._socket.sendall(self.take(data, time.perf_counter()))
+        except Failed as failed:
+            raise Wrong(OURS, self.asked, str(failed), self.heard) from None
 
     @property
     def made(self) -> list[int]:
@@ -156,16 +182,24 @@ class Multiplexed(Http2):
 def _server() -> Iterator[tuple[int, int]]:
     """A server; its port and process id."""
     flags = ["--port", "0", "--engine", "synthetic", "--synthetic-step-ms", str(STEP_MS), "--drain-timeout", "0"]
-    with started("our server", [sys.executable, "-m", "server", *flags], REPOSITORY) as process:
+    with started(OURS, [sys.executable, "-m", "server", *flags], REPOSITORY) as process:
         yield int(ready_line(process).rpartition(":")[2]), process.pid
 
 
 def _metric(port: int, series: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SETTLE_S_MAX) as answer:
-        for line in answer.read().decode().splitlines():
+    asked, heard = "GET /metrics HTTP/1.1", b""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SETTLE_S_MAX) as answer:
+            heard = answer.read()
+        for line in heard.decode().splitlines():
             if line.startswith(f"{series} "):
                 return float(line.rpartition(" ")[2])
-    raise LookupError(series)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise Wrong(OURS, asked, f"answered with {error.code}", error.read()) from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise Wrong(OURS, asked, f"answered with what can't be read ({error!r})", heard) from None
+    raise Wrong(OURS, asked, f"told of no {series}", heard)
 
 
 def play(count: int, seconds: float, *, stalled: bool) -> Round:
@@ -184,9 +218,10 @@ def play(count: int, seconds: float, *, stalled: bool) -> Round:
                 quiet = _growth_of_readers(readers, pid, 1.0)
                 began = time.perf_counter()
                 sleepers = [_ask(port, f"s {n}", receive_buffer=STALLED_RECEIVE_BUFFER) for n in range(count)]
-                while _metric(port, 'sluice_streams{state="parked"}') < count:
+                while (parked := _metric(port, PARKED)) < count:
                     readers.read(0.5)
-                    assert time.perf_counter() - began < SETTLE_S_MAX, "the stalled streams don't park"
+                    if time.perf_counter() - began > SETTLE_S_MAX:
+                        raise SystemExit(f"{OURS} parked {parked:.0f} of {count} streams that nobody reads")
                 grown = resident_bytes(pid) - before - quiet * (time.perf_counter() - began + 1.0)
                 stalled_bytes = grown / count
                 now = _metric(port, "sluice_generated_tokens_total") - sum(readers.tokens)
@@ -214,10 +249,10 @@ def play_http2(count: int, seconds: float, *, stalled: bool) -> Round:
         streams = Multiplexed(port, count, stalled=stalled)
         try:
             streams.read(2.0)
-            if stalled:
-                assert _metric(port, 'sluice_streams{state="parked"}') == 1
+            if stalled and (parked := _metric(port, PARKED)) != 1:
+                raise SystemExit(f"{OURS} parked {parked:.0f} streams, not the one that nobody reads")
             streams.read(seconds)
-            return _round(seconds, streams.made, streams.gaps)
+            return _round(seconds, streams.made, streams.gaps, (streams.asked, streams.heard))
         finally:
             streams.close()
 
@@ -226,11 +261,15 @@ def _measure(readers: Readers, seconds: float, stalled_bytes: float, made_each: 
     before = list(readers.tokens)
     readers.read(seconds, measured=True)
     each = [now - was for now, was in zip(readers.tokens, before, strict=True)]
-    return replace(_round(seconds, each, readers.gaps), stalled_bytes=stalled_bytes, made_each=made_each)
+    shown = _round(seconds, each, readers.gaps, (ASKED, readers.heard[0]))
+    return replace(shown, stalled_bytes=stalled_bytes, made_each=made_each)
 
 
-def _round(seconds: float, each: list[int], gaps: list[float]) -> Round:
-    """Of what each stream's tokens were in so long, and the gaps between them."""
+def _round(seconds: float, each: list[int], gaps: list[float], said: tuple[str, bytes]) -> Round:
+    """Of what each stream's tokens were in so long, and the gaps between them. `said`: what was asked, and how one
+    answer began."""
+    if not gaps or not statistics.median(each):
+        raise Wrong(OURS, said[0], f"sent most streams no two tokens within {seconds:g} s", said[1])
     gaps = sorted(gaps)
     return Round(
         step_ms=seconds * 1000 / statistics.median(each),

@@ -192,12 +192,21 @@ class Race:
         command += ["--k", str(tokens), "--step-ms", f"{step_ms:g}", "--settle", str(settle_s)]
         command += ["--max-time", str(RUN_S_MAX)]
         command += self._asking(mode) if name == OURS else self._path(name, mode)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX * 2)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=RUN_S_MAX * 2)
         try:
             report: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
             raise SystemExit(f"{name}, {mode}: the load client failed: {done.stderr[-2000:]}") from None
+        if not report["tokens"]:
+            kind, _, heard = done.stderr.partition(": ")
+            did = f"sent no token ({kind or 'in time'})"
+            raise processes.Wrong(name, self._asked(name, mode), did, heard.rstrip("\n").encode())
         return report
+
+    def _asked(self, name: str, mode: str) -> str:
+        if name != OURS:
+            return f"GET {self._path(name, mode)[1]} HTTP/1.1"
+        return "GET /v1/ws HTTP/1.1" if mode == "ws" else "POST /v1/chat/completions HTTP/1.1"
 
     def _path(self, name: str, mode: str) -> list[str]:
         return ["--path", PEERS[name].sse if mode == "sse" else f"/{mode}"]

@@ -246,9 +246,13 @@ static void start_request(conn *c) {
   if (!t_firstreq) t_firstreq = c->t_req;
   flush_out(c);
 }
-static void fail(conn *c, int why) {
+static void wrong(const conn *c, int why) { /* of the first one, how the answer began */
+  if (!errors) fprintf(stderr, "%s: %.300s\n", ename[why], c->head);
   errors++;
   err[why]++;
+}
+static void fail(conn *c, int why) {
+  wrong(c, why);
   active--;
   close_conn(c);
 }
@@ -267,7 +271,7 @@ static void done(conn *c) {
   if (c->tokens != (uint32_t)o_k || c->trail != o_trail) bad = E_SHORT;
   else if (o_mode == M_SSE && !c->sawdone) bad = E_NODONE;
   else if (o_mode != M_SSE && c->payload != (uint64_t)o_k * o_size) bad = E_BYTES;
-  if (bad >= 0) errors++, err[bad]++;
+  if (bad >= 0) wrong(c, bad);
   else finished++;
   active--;
   if (o_mode == M_WS) { /* the server closes TCP, by RFC 6455 section 7.1.1 */
@@ -501,11 +505,7 @@ static void on_read(conn *c) {
     if (c->state == S_HEAD) {
       size_t used = 0;
       int k = parse_head(c, p, n, &used);
-      if (k < 0) {
-        if (errors < 3) fprintf(stderr, "bad response head: %.300s\n", c->head);
-        fail(c, E_STATUS);
-        return;
-      }
+      if (k < 0) { fail(c, E_STATUS); return; }
       if (!k) { if ((size_t)r < sizeof rbuf) return; continue; }
       p += used;
       n -= used;

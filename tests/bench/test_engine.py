@@ -104,7 +104,7 @@ def test_every_load_is_kept_before_the_next_begins(monkeypatch: pytest.MonkeyPat
     shown: over_http.Shown = {}
     written: list[set[str]] = []
     over_http.measure(
-        http_servers.Contender(os.getpid(), 0, lambda ids: {}, b""),
+        http_servers.Contender("us", os.getpid(), 0, lambda ids: {}, b""),
         ["1 at once", "8 at once", "0.5 a second", "64 of a prompt"],
         argparse.Namespace(ids_max=1000, arrivals=2),
         0,
