@@ -148,7 +148,9 @@ class App:
 
     def _refuse(self, call: Call) -> Response | None:
         request = call.request
-        if "\0" in call.path or (not call.path.isascii() and _lone_surrogate.search(call.path)):
+        if "\0" in call.path:
+            raise ApiError(400, "the path holds a NUL character")
+        if not call.path.isascii() and _lone_surrogate.search(call.path):
             raise ApiError(400, "the path is not valid UTF-8")
         if self._policy.loopback_hosts_only and (host := request.host) and not _loopback_host.fullmatch(host):
             message = f"the Host {host!r} is not a loopback name; a server for others needs --api-keys"
