@@ -26,11 +26,15 @@ def limits() -> LLParserLimits:
     )
 
 
-@lru_cache(_CHECKED_MAX)
 def grammar_fault(grammar: str) -> str:
     """Why this can't be a grammar, as a sentence; "" when it can."""
     if len(grammar) > GRAMMAR_CHARS_MAX:
         return f"it has {len(grammar)} characters as a grammar; at most {GRAMMAR_CHARS_MAX} are allowed"
+    return _checked(grammar)
+
+
+@lru_cache(_CHECKED_MAX)
+def _checked(grammar: str) -> str:
     return _sentence(LLMatcher.validate_grammar(grammar, limits=limits()))
 
 

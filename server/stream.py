@@ -37,6 +37,7 @@ STREAM_ID_BYTES = 18
 # Events of texts already seen, shared by all streams: a token that repeats costs a log but a place in its list.
 # A vocabulary has fewer; over it the table starts anew.
 SHARED_EVENTS_MAX = 262_144
+SHARED_CHARS_MAX = 64  # of such a text; a longer one is no token, but a prompt that is echoed, say
 _shared: dict[str, Event] = {}
 
 
@@ -51,6 +52,8 @@ def text_event(choice: int, text: str) -> Event:
     """The event of a piece of text, escaped as the inside of a JSON string; the first choice's are remembered whole."""
     known = _shared.get(text)
     if known is None:
+        if len(text) > SHARED_CHARS_MAX:
+            return Event(choice, json_text(text))
         if len(_shared) >= SHARED_EVENTS_MAX:
             _shared.clear()
         known = _shared[text] = Event(0, json_text(text))

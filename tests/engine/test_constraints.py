@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.constraints import CACHED_MAX, Constraint, Grammars
-from engine.grammar import GRAMMAR_CHARS_MAX, grammar_fault
+from engine.grammar import GRAMMAR_CHARS_MAX, _checked, grammar_fault
 from tests.support.schemas import BAD, SCHEMAS
 from tests.support.specs import bytes_spec
 
@@ -133,3 +133,9 @@ def test_what_can_not_is_told_in_a_sentence(schema: dict[str, Any], word: str) -
 
 def test_a_grammar_has_a_size() -> None:
     assert "characters" in grammar_fault("x" * (GRAMMAR_CHARS_MAX + 1))
+
+
+def test_a_grammar_that_is_too_long_is_not_kept() -> None:
+    before = _checked.cache_info().currsize
+    grammar_fault("x" * (GRAMMAR_CHARS_MAX + 2))
+    assert _checked.cache_info().currsize == before

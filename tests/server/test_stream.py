@@ -13,10 +13,20 @@ from server import outcome as outcomes
 from server.framing import Plain
 from server.outcome import SEVERITY, Outcome, worst
 from server.readers import BURST_EVENTS
+from server.stream import SHARED_CHARS_MAX, text_event
 from tests.support.engines import EOS
 from tests.support.tables import Client, Rig
 
 CANCELLED = Outcome(outcomes.CANCELLED, "asked for")
+
+
+def test_a_long_text_is_not_remembered() -> None:
+    """A vocabulary's are; prompts that are echoed have no end."""
+    token, prompt = "t" * SHARED_CHARS_MAX, "p" * (SHARED_CHARS_MAX + 1)
+    assert text_event(0, token) is text_event(0, token)
+    assert text_event(0, prompt) == text_event(0, prompt)
+    assert text_event(0, prompt) is not text_event(0, prompt)
+    assert text_event(1, prompt).choice == 1
 
 
 # The life of a stream
