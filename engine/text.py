@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from functools import lru_cache
 
 from engine.tokenizer import Tokenizer
 
+# Stop strings of the latest requests, each of which may have a thousand sequences: that many times the same table would
+# take seconds.
+_KNOWN_MAX = 64
 _NONE: frozenset[str] = frozenset()  # an empty set is no smaller than one of four
 
 
@@ -150,6 +154,7 @@ class _Stop:
         return None
 
 
+@lru_cache(_KNOWN_MAX)
 def _failure(pattern: str) -> list[int]:
     """For each prefix, the length of its longest proper suffix that is a prefix too."""
     table = [0] * len(pattern)

@@ -103,7 +103,7 @@ class Tokenizer:
         refuse_surrogates(text)
         if self._backend is None:
             return self._encode_bytes(text)
-        return _encode(self._guarded(self.spec.json), self._marks.swap(text))
+        return _encode(self._guarded_backend or self.build_guard(), self._marks.swap(text))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The whole text of `ids`. What is not UTF-8 becomes U+FFFD; ids beyond the vocabulary are no text."""
@@ -135,11 +135,18 @@ class Tokenizer:
                 ids.append(special)
         return ids
 
-    def _guarded(self, source: str) -> tokenizers.Tokenizer:
-        # Few requests hold a marker, so this second copy of the vocabulary is built for the first that does.
+    @property
+    def guard_is_built(self) -> bool:
+        """Whether `encode_guarded` takes no longer than `encode`."""
+        return self._backend is None or self._guarded_backend is not None
+
+    def build_guard(self) -> tokenizers.Tokenizer:
+        """Make ready for `encode_guarded`, which takes tenths of a second: few requests hold a marker, so this second
+        copy of the vocabulary is built for the first that does."""
         with self._lock:
             if self._guarded_backend is None:
-                self._guarded_backend = tokenizers.Tokenizer.from_str(_rename_specials(source, self._marks.control))
+                source = _rename_specials(self.spec.json, self._marks.control)
+                self._guarded_backend = tokenizers.Tokenizer.from_str(source)
             return self._guarded_backend
 
 

@@ -38,6 +38,10 @@ class ChatError(ValueError):
         self.field = field
 
 
+class GuardUnbuilt(Exception):
+    """These messages hold a marker, and the tokenizer's part that reads such was not built yet."""
+
+
 class ChatTemplate:
     """One model's template, compiled once. Safe to use from any thread."""
 
@@ -115,17 +119,21 @@ def encode_chat(
     tools: Sequence[Message] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    build_guard: bool = True,
     **kwargs: Any,
 ) -> list[int]:
     """Ids of the rendered messages (see `ChatTemplate.render`). No BOS is added: a template that wants one writes it.
 
-    Special markers in any string of `messages`, `tools` and `kwargs` become ordinary text. Raises ChatError.
+    Special markers in any string of `messages`, `tools` and `kwargs` become ordinary text. Raises ChatError; and, where
+    the time for `Tokenizer.build_guard` isn't to be taken here, GuardUnbuilt.
     """
     guard = _Guard(tokenizer)
     if not _unmarked(tokenizer, messages):
         messages = guard.argument(messages)
     tools = guard.argument(tools, "tools")
     kwargs = {name: guard.argument(value, name) for name, value in kwargs.items()}
+    if guard.masked and not (build_guard or tokenizer.guard_is_built):
+        raise GuardUnbuilt
     text = template.render(
         messages,
         tools=tools,

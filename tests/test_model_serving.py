@@ -109,22 +109,34 @@ def test_answers_that_must_have_a_form_beside_ones_that_need_not(server: Server)
     wait_idle(server)
 
 
-def test_a_prompt_that_is_long_to_tokenise_holds_up_no_tokens_of_others(server: Server) -> None:
+LONG = "The quick brown fox jumps over 13 lazy dogs. "
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        (LONG * 14_000, "context_length_exceeded"),  # ten times what fits, and refused behind its tokens alone
+        ([*[LONG * 170] * 255, 5], None),  # each is short enough to be tokenised at once; the last is no prompt
+    ],
+    ids=["one", "many"],
+)
+def test_a_prompt_that_is_long_to_tokenise_holds_up_no_tokens_of_others(
+    server: Server, prompt: Any, code: str | None
+) -> None:
     """Counted: while it is tokenised, another stream is asked for its next tokens again and again, each time behind the
     answer before. Were it done on the event loop, the first of these would be answered behind it."""
-    text = "The quick brown fox jumps over 13 lazy dogs. " * 14_000  # ten times what fits, and refused behind it alone
     began = server.ask("GET", "/v1/generate?prompt=Count.&max_tokens=2000&ignore_eos=true", None, [JSON]).json()
     polled, position = 0, -1
     with server.connect() as reader, server.connect() as other, selectors.DefaultSelector() as answered:
         answered.register(other.socket, selectors.EVENT_READ)
-        other.request("POST", "/v1/completions", {"prompt": text, "max_tokens": 1})
+        other.request("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 1})
         while not answered.select(0):
             reader.request("GET", f"/v1/streams/{began['stream']}?after={position}&wait=30", None, [JSON])
             events = reader.answer().json()["events"]
             assert events
             position, polled = events[-1]["n"], polled + 1
         refused = other.answer("POST")
-    assert refused.error(400)["code"] == "context_length_exceeded"
+    assert refused.error(400)["code"] == code
     assert polled >= 5
     server.ask("DELETE", f"/v1/streams/{began['stream']}")
     wait_idle(server)

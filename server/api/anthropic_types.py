@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from server.api.errors import invalid
-from server.api.types import MESSAGES_MAX, STOPS_MAX, GenerationFields, checked, decode
+from server.api.types import MESSAGES_MAX, STOP_CHARS_MAX, STOPS_MAX, GenerationFields, checked, decode
 
 
 class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
@@ -214,6 +214,10 @@ def _stops(stops: list[str]) -> list[str]:
         raise invalid("stop_sequences", f"stop_sequences holds {len(stops)}; at most {STOPS_MAX} are allowed")
     if "" in stops:
         raise invalid(f"stop_sequences.{stops.index('')}", "a stop sequence can't be empty")
+    for index, text in enumerate(stops):
+        if len(text) > STOP_CHARS_MAX:
+            message = f"a stop sequence has at most {STOP_CHARS_MAX} characters"
+            raise invalid(f"stop_sequences.{index}", message)
     return stops
 
 

@@ -28,19 +28,27 @@ TYPES = {
     503: "overloaded_error",
 }
 
+# Of a message, and of a path: they may quote what the client wrote, megabytes perhaps.
+TOLD_CHARS_MAX = 2000
+
 
 class ApiError(Exception):
-    """Answered with `status`, before any byte of a stream."""
+    """Answered with `status`, before any byte of a stream. A long message is cut."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, headers: Headers = ()
     ) -> None:
+        message = _cut(message)
         super().__init__(message)
         self.status = status
         self.message = message
-        self.param = param
+        self.param = param and _cut(param)
         self.code = code
         self.headers = headers
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TOLD_CHARS_MAX else f"{text[:TOLD_CHARS_MAX]}…"
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:

@@ -16,9 +16,10 @@ from engine.tokenizer import Tokenizer
 from engine.wire import Hello, Sampling
 from server.api import errors
 from server.api.errors import ApiError
+from server.api.json_checks import IDS_MAX
 from server.api.response_store import ResponseStore
-from server.api.types import PROMPT_LOGPROBS_MAX, GenerationFields, stop_strings
-from server.chat import ChatError, ChatTemplate, encode_chat
+from server.api.types import CHOICES_MAX, PROMPT_LOGPROBS_MAX, GenerationFields, stop_strings
+from server.chat import ChatError, ChatTemplate, GuardUnbuilt, encode_chat
 from server.elsewhere import Alone, Elsewhere
 from server.framing import Framing, Ndjson, Plain, Sse
 from server.http import Call, Headers, Response, Streaming
@@ -34,6 +35,9 @@ from server.tracing import Tracer
 ENCODE_INLINE_CHARS_MAX = 8192
 # So many long prompts are tokenised at once; others wait. Each takes memory of many times its own size meanwhile.
 ENCODERS_MAX = 2
+# Of all prompts of a request, each as often as it has choices: each sequence's is sent to the engine, which names its
+# blocks. Where it is more, as many as there are in CHOICES_MAX prompts that fill the context.
+SUBMITTED_IDS_MAX = 1_048_576
 SSE, NDJSON, PLAIN = "sse", "ndjson", "plain"
 FRAMINGS: dict[str, type[Sse | Ndjson | Plain]] = {SSE: Sse, NDJSON: Ndjson, PLAIN: Plain}
 _BY_MEDIA_TYPE = {"text/event-stream": SSE, "application/x-ndjson": NDJSON, "text/plain": PLAIN}
@@ -64,10 +68,13 @@ class Generation:
     tracer: Tracer | None = None
     elsewhere: Elsewhere = field(default_factory=Alone)
 
-    async def encode_sized(self, chars: int, encode: Callable[[], list[int]], param: str) -> list[int]:
-        """`encode()`, off the loop when the text has many characters. Raises ApiError 400, and does no work, for a text
-        that can't fit even if all its tokens were the longest one."""
-        if chars <= ENCODE_INLINE_CHARS_MAX:
+    async def encode_sized(
+        self, chars: int, encode: Callable[[], list[int]], param: str, *, beside: int = 0
+    ) -> list[int]:
+        """`encode()`, off the loop when the text has many characters, or together with so many `beside` it: its
+        request's other texts, or what a template may leave out. Raises ApiError 400, and does no work, for a text that
+        can't fit even if all its tokens were the longest one."""
+        if beside + chars <= ENCODE_INLINE_CHARS_MAX:
             return encode()
         least = chars // self.model.tokenizer.piece_bytes_max
         limit = self.model.hello.context_tokens_max
@@ -85,7 +92,16 @@ class Generation:
         try:
             shown: Sequence[Turn] = turns if template.takes_tools else written(turns, tools)
             size = sum(map(_chars, turns)) + (len(msgspec.json.encode(tools)) if tools else 0)
-            return await self.encode_sized(size, lambda: encode_chat(tokenizer, template, shown, **options), param)
+            beside = sum([_chars_beside(turn) for turn in turns if len(turn) > 2])  # a few, if any
+
+            def encode() -> list[int]:
+                return encode_chat(tokenizer, template, shown, build_guard=False, **options)
+
+            try:
+                return await self.encode_sized(size, encode, param, beside=beside)
+            except GuardUnbuilt:
+                await asyncio.get_running_loop().run_in_executor(_encoders, tokenizer.build_guard)
+                return await self.encode_sized(size, encode, param, beside=beside)
         except ChatError as error:
             raise errors.invalid(error.field or param, str(error)) from None
         except RecursionError:  # what could just be decoded, on a stack that was lower by some frames
@@ -96,6 +112,17 @@ class Generation:
         if name is not None and name != self.model.name:
             message = f"the model {name!r} is not served here; {self.model.name!r} is"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    @property
+    def ids_max(self) -> int:
+        """How many token ids a request's body may hold."""
+        return max(IDS_MAX, self.model.hello.context_tokens_max)
+
+    def check_fits(self, ids: int, param: str) -> None:
+        """Raises ApiError 400 for a prompt of so many ids that leaves no room for one more token."""
+        limit = self.model.hello.context_tokens_max
+        if ids >= limit:
+            raise _too_long(str(ids), limit, param)
 
     def check_ids(self, ids: list[int], path: str) -> None:
         """Raises ApiError 400 for an id beyond the vocabulary."""
@@ -124,6 +151,8 @@ class Generation:
         if sequences > self.table.limits.queue_max:
             message = f"with n={request.n or 1} for each prompt ({len(prompts)}) the request has {sequences} sequences"
             raise errors.invalid("n", f"{message}; it may have {self.table.limits.queue_max}", "out_of_range")
+        if sequences > CHOICES_MAX:
+            self._check_together(prompts, request.n or 1, param)
         seed = int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % 2**64
         stop_ids = self._stop_ids(request.stop_token_ids) if request.stop_token_ids else ()
         bias = self._bias(request.logit_bias) if request.logit_bias else ()
@@ -156,6 +185,14 @@ class Generation:
                 )
                 parts.append(Part(prompt, sampling, calls))
         return parts
+
+    def _check_together(self, prompts: list[list[int]], choices: int, param: str) -> None:
+        """Of prompts that fit, more than CHOICES_MAX sequences may be too much. Raises ApiError 400."""
+        most = max(SUBMITTED_IDS_MAX, CHOICES_MAX * self.model.hello.context_tokens_max)
+        submitted = choices * sum(map(len, prompts))
+        if submitted > most:
+            message = f"with n={choices} for each prompt the prompts have {submitted:,} tokens; {most:,} are allowed"
+            raise errors.invalid(param, message)
 
     def _stop_ids(self, ids: list[int]) -> tuple[int, ...]:
         self.check_ids(ids, "stop_token_ids")
@@ -298,6 +335,11 @@ def _check_prompt(prompt: list[int], limit: int, param: str) -> None:
         raise errors.invalid(param, "the prompt is empty: it must hold at least one token")
     if len(prompt) >= limit:
         raise _too_long(str(len(prompt)), limit, param)
+
+
+def _chars_beside(turn: dict[str, Any]) -> int:
+    """Of what a template may write or not: a name, say, or reasoning."""
+    return sum([len(value) for name, value in turn.items() if name != "content" and isinstance(value, str)])
 
 
 def _too_long(tokens: str, limit: int, param: str) -> ApiError:

@@ -19,6 +19,7 @@ from server.api.generation import (
     refuse_streamed_prompt_logprobs,
     shown_prompt_logprobs,
 )
+from server.api.json_checks import ids_in_prompt
 from server.api.openai_chat import OpenAIGrammar, closing_events, usage_of
 from server.api.types import PROMPTS_MAX, CompletionRequest, parse
 from server.framing import unescaped
@@ -71,7 +72,8 @@ class CompletionGrammar(OpenAIGrammar):
         """The echoed prompts; empty text where there is none, so that event 0 is there before any token."""
         if self._echo_logprobs:
             return [Event(0, b"")]
-        return [Event(i, escaped(echo)) for i, echo in enumerate(self._echoes) if echo] or [Event(0, b"")]
+        texts = {echo: escaped(echo) for echo in set(self._echoes)}  # choices have the same
+        return [Event(i, texts[echo]) for i, echo in enumerate(self._echoes) if echo] or [Event(0, b"")]
 
     def prompt_told(self, choice: Choice) -> list[Event]:
         """The echoed prompt with its log probabilities, some of its ids an event."""
@@ -173,7 +175,9 @@ def _offsets(pieces: list[str], first: int) -> list[int]:
 
 async def completions(generation: Generation, call: Call) -> Response | Streaming:
     """POST /v1/completions. Raises ApiError."""
-    request = parse(call.body, CompletionRequest, ids=True)
+    body = call.body
+    generation.check_fits(ids_in_prompt(body), "prompt")  # before anything is made of them
+    request = parse(body, CompletionRequest, ids=generation.ids_max)
     grammar, parts = await plan_completion(generation, request, "completions")
     return await generation.answer(call, request, grammar, parts)
 
@@ -188,7 +192,8 @@ async def plan_completion(
     logprobs = -1 if request.logprobs is None else request.logprobs
     told = max(logprobs if request.echo else -1, -1 if request.prompt_logprobs is None else request.prompt_logprobs)
     parts = generation.parts(request, prompts, max_tokens=request.max_tokens, logprobs=logprobs, prompt_logprobs=told)
-    echoes = [generation.model.tokenizer.decode(part.prompt) if request.echo else "" for part in parts]
+    texts = [generation.model.tokenizer.decode(prompt) if request.echo else "" for prompt in prompts]
+    echoes = [texts[part.sampling.prompt_index] for part in parts]
     options = request.stream_options
     include_usage = bool(options and options.include_usage)
     grammar = CompletionGrammar(
@@ -211,10 +216,12 @@ async def _encode_prompts(generation: Generation, prompt: str | list[Any]) -> li
     if len(given) > PROMPTS_MAX:
         raise invalid("prompt", f"prompt holds {len(given)} prompts; at most {PROMPTS_MAX} are allowed")
     prompts: list[list[int]] = []
+    chars = 0  # so far
     for index, item in enumerate(given):
         path = "prompt" if len(given) == 1 else f"prompt.{index}"
         if isinstance(item, str):
-            prompts.append(await _encode_text(generation, item, path))
+            prompts.append(await _encode_text(generation, item, path, chars))
+            chars += len(item)
         elif isinstance(item, list) and _are_ids(item):
             generation.check_ids(item, path)
             prompts.append(item)
@@ -223,12 +230,12 @@ async def _encode_prompts(generation: Generation, prompt: str | list[Any]) -> li
     return prompts
 
 
-async def _encode_text(generation: Generation, text: str, path: str) -> list[int]:
+async def _encode_text(generation: Generation, text: str, path: str, before: int) -> list[int]:
     if not text:
         raise invalid(path, f"{path} is empty")
     tokenizer = generation.model.tokenizer
     try:
-        return await generation.encode_sized(len(text), lambda: tokenizer.encode(text), path)
+        return await generation.encode_sized(len(text), lambda: tokenizer.encode(text), path, beside=before)
     except ValueError as error:
         raise invalid(path, str(error)) from None
 

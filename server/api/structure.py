@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.grammar import grammar_fault
 from server.api.errors import invalid
@@ -21,6 +21,8 @@ CHECKERS = 1
 _NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 _checkers = ThreadPoolExecutor(CHECKERS, thread_name_prefix="grammar")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ async def answer_grammar(generation: Generation, use: ToolUse | None, form: Json
         grammar = grammars.calls_or_json_grammar(calls, form.schema)
     else:
         grammar = grammars.text_and_calls_grammar(calls)
-    _refuse(await _fault(grammar), "tools")
+    _refuse(await _off_the_loop(grammar_fault, grammar), "tools")
     return grammar
 
 
@@ -71,12 +73,15 @@ def _arguments(tool: Tool) -> Mapping[str, Any]:
 
 
 async def _check_schema(schema: Mapping[str, Any], param: str) -> None:
-    _refuse(schema_fault(schema), param)
-    _refuse(await _fault(grammars.json_grammar(schema)), param)
+    _refuse(await _off_the_loop(_schema_fault, schema), param)
 
 
-async def _fault(grammar: str) -> str:
-    return await asyncio.get_running_loop().run_in_executor(_checkers, grammar_fault, grammar)
+def _schema_fault(schema: Mapping[str, Any]) -> str:
+    return schema_fault(schema) or grammar_fault(grammars.json_grammar(schema))
+
+
+async def _off_the_loop(find_fault: Callable[[T], str], given: T) -> str:
+    return await asyncio.get_running_loop().run_in_executor(_checkers, find_fault, given)
 
 
 def _refuse(fault: str, param: str) -> None:

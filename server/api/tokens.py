@@ -90,7 +90,7 @@ async def _of_messages(generation: Generation, request: TokenizeRequest, message
 
 async def detokenize(generation: Generation, call: Call) -> Response:
     """POST /detokenize: the text, with special tokens shown. Raises ApiError."""
-    request = decode(call.body, DetokenizeRequest, ids=True)
+    request = decode(call.body, DetokenizeRequest, ids=IDS_MAX)
     generation.check_model(request.model)
     if len(request.tokens) > IDS_MAX:
         raise invalid("tokens", f"tokens holds {len(request.tokens)} ids; at most {IDS_MAX} are allowed")

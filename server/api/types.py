@@ -15,6 +15,11 @@ from server.api.errors import ApiError, invalid
 from server.api.json_checks import refuse_crowds, refuse_repeated_names
 
 STOPS_MAX = 16
+# Of one stop string. No text is sent that may be the start of one, and each takes memory of many times its own size.
+STOP_CHARS_MAX = 4096
+# OpenAI's own. A response's first and last events show all of it.
+METADATA_MAX, METADATA_NAME_CHARS_MAX, METADATA_CHARS_MAX = 16, 64, 512
+IDENTIFIER_CHARS_MAX = 512  # of `user` and its like, which stand there too
 CHOICES_MAX = 16  # n; each is a sequence of its own in the engine
 PROMPTS_MAX = 256  # of one completions request
 MESSAGES_MAX = 4096  # a template costs some microseconds for each
@@ -232,6 +237,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory",),
 }
 
+_IDENTIFIERS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
+
 T = TypeVar("T", bound=GenerationFields)
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -241,13 +248,13 @@ _decimal = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)  # one way to write each 
 _missing = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
-def parse(body: bytes, kind: type[T], *, ids: bool = False) -> T:
+def parse(body: bytes, kind: type[T], *, ids: int = 0) -> T:
     """The body as `kind`, with every value in its range. Raises ApiError 400."""
     return checked(decode(body, kind, ids=ids))
 
 
-def decode(body: bytes, kind: type[S], *, ids: bool = False) -> S:
-    """The body as `kind`, which may hold long lists of token `ids`. Raises ApiError 400 that names the field and says
+def decode(body: bytes, kind: type[S], *, ids: int = 0) -> S:
+    """The body as `kind`, which may hold so many token `ids`. Raises ApiError 400 that names the field and says
     what is right."""
     refuse_crowds(body, ids=ids)
     try:
@@ -332,6 +339,8 @@ def checked(request: T) -> T:
     for name, value in given:
         if name in RANGES and not isinstance(value, bool):
             _check_range(name, value)
+        elif name in _IDENTIFIERS and len(value) > IDENTIFIER_CHARS_MAX:
+            raise invalid(name, f"{name} has at most {IDENTIFIER_CHARS_MAX} characters", "string_above_max_length")
     if isinstance(request, ChatRequest) and len(request.messages) > MESSAGES_MAX:
         raise invalid("messages", f"messages holds {len(request.messages)}; at most {MESSAGES_MAX} are allowed")
     if request.stream_options is not None and not request.stream:
@@ -341,11 +350,24 @@ def checked(request: T) -> T:
         raise invalid("stop", f"stop holds {len(stops)} strings; at most {STOPS_MAX} are allowed")
     if "" in stops:
         raise invalid("stop", "a stop string can't be empty")
+    if stops and max(map(len, stops)) > STOP_CHARS_MAX:
+        raise invalid("stop", f"a stop string has at most {STOP_CHARS_MAX} characters")
     if len(request.stop_token_ids or ()) > STOP_IDS_MAX:
         raise invalid("stop_token_ids", f"at most {STOP_IDS_MAX} stop_token_ids are allowed")
     if request.logit_bias:
         _check_bias(request.logit_bias)
+    if request.metadata:
+        _check_metadata(request.metadata)
     return request
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > METADATA_MAX:
+        message = f"metadata holds {len(metadata)} names; at most {METADATA_MAX} are allowed"
+        raise invalid("metadata", message, "object_above_max_properties")
+    if max(map(len, metadata)) > METADATA_NAME_CHARS_MAX or max(map(len, metadata.values())) > METADATA_CHARS_MAX:
+        message = f"metadata has names of at most {METADATA_NAME_CHARS_MAX} characters, values of {METADATA_CHARS_MAX}"
+        raise invalid("metadata", message, "string_above_max_length")
 
 
 def _check_bias(bias: dict[str, float]) -> None:

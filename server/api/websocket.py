@@ -137,7 +137,7 @@ class ApiSession:
     def _take(self, text: str) -> None:
         id_ = ""
         try:
-            fields = _decode(text)
+            fields = _decode(text, self._generation.ids_max)
             message = _convert(fields, ClientMessage)
             id_ = _checked_id(message.id)
             if message.type == "generate":
@@ -452,10 +452,13 @@ def _error_message(id_: str, end: Outcome) -> bytes:
     return b'{"type":"error","id":"%b",' % json_text(id_) + errors.outcome_body(end)[1:]
 
 
-def _decode(text: str) -> dict[str, Any]:
+def _decode(text: str, ids_max: int) -> dict[str, Any]:
+    data = text.encode()
+    refuse_crowds(data, ids=ids_max)
     try:
-        value = msgspec.json.decode(text)
-        refuse_crowds(text.encode(), ids=isinstance(value, dict) and "messages" not in value)
+        value = msgspec.json.decode(data)
+        if isinstance(value, dict) and "messages" in value:
+            refuse_crowds(data)
         refuse_repeated_names(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(None, f"the message is not valid JSON: {error}", "invalid_json") from None

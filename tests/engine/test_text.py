@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text import TextStream
+from engine.text import TextStream, _failure
 from engine.tokenizer import Tokenizer
 from tests.support.specs import bytes_spec, table_spec
 
@@ -24,6 +24,14 @@ pieces = st.one_of(
     st.lists(st.sampled_from(EDGES), max_size=4).map(bytes),
     st.sampled_from([b" ", b"", b"\0", "😀".encode()[:2], "😀".encode()[2:], "é".encode()[1:], b"\xe2\x80"]),
 )
+
+
+def test_sequences_that_stop_at_the_same_texts_share_what_is_made_of_them() -> None:
+    """A request may have a thousand, and a table of a long text takes a millisecond."""
+    made = _failure.cache_info().misses
+    for _ in range(100):
+        TextStream(BYTES, stops=["aab" * 50, "ab"])
+    assert _failure.cache_info().misses <= made + 2
 
 
 @st.composite

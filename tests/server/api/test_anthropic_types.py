@@ -13,7 +13,7 @@ from server.api.anthropic_prompt import turns_of
 from server.api.anthropic_tools import tool_use
 from server.api.anthropic_types import CountTokensRequest, MessagesRequest, parse_count, parse_messages
 from server.api.errors import ApiError
-from server.api.types import stop_strings
+from server.api.types import STOP_CHARS_MAX, stop_strings
 
 BODY = {"model": "m", "max_tokens": 7, "messages": [{"role": "user", "content": "x"}]}
 JSON = st.recursive(
@@ -38,6 +38,13 @@ def test_the_fields_that_all_apis_share() -> None:
     assert (fields.max_tokens, fields.temperature, fields.top_k, fields.top_p) == (7, 0.5, 3, 0.9)
     assert stop_strings(fields) == ("a", "b")
     assert (fields.n, fields.stream, request.model) == (None, None, "m")
+
+
+def test_a_stop_sequence_has_a_length() -> None:
+    parse_messages(json.dumps({**BODY, "stop_sequences": ["x" * STOP_CHARS_MAX]}).encode())
+    with pytest.raises(ApiError) as refused:
+        parse_messages(json.dumps({**BODY, "stop_sequences": ["a", "x" * (STOP_CHARS_MAX + 1)]}).encode())
+    assert (refused.value.status, refused.value.param) == (400, "stop_sequences.1")
 
 
 def status_of(body: bytes, kind: type) -> int:

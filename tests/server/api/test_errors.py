@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.api import errors
-from server.api.errors import TYPES, ApiError
+from server.api.errors import TOLD_CHARS_MAX, TYPES, ApiError
 from server.outcome import SEVERITY, Outcome
 
 
@@ -28,6 +28,13 @@ def test_every_status_has_a_type(status: int) -> None:
     inner = rendered(ApiError(status, "a sentence"))
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     assert inner == {"message": "a sentence", "type": kind, "param": None, "code": None}
+
+
+def test_what_a_client_wrote_is_not_repeated_at_length() -> None:
+    inner = rendered(errors.invalid("a" * 5_000_000, f"there is no {'b' * 5_000_000}"))
+    assert len(str(inner["message"])) == len(str(inner["param"])) == TOLD_CHARS_MAX + 1
+    assert str(inner["message"]).startswith("there is no bbb")
+    assert str(inner["message"]).endswith("…")
 
 
 def test_a_bad_field_is_named() -> None:

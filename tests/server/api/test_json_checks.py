@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.api.errors import ApiError
-from server.api.json_checks import MARKS_MAX, refuse_crowded_arguments, refuse_crowds, refuse_repeated_names
+from server.api.json_checks import (
+    DIGITS_MAX,
+    IDS_MAX,
+    MARKS_MAX,
+    _bare,
+    ids_in_prompt,
+    refuse_crowded_arguments,
+    refuse_crowds,
+    refuse_repeated_names,
+)
+
+TEXTS = st.recursive(
+    st.integers() | st.text('a"\\\n[{:,}]é'), lambda inner: st.lists(inner) | st.dictionaries(st.text('"\\:a'), inner)
+)
 
 
 def crowd(item: str, count: int) -> bytes:
@@ -46,10 +60,61 @@ def test_what_is_in_a_text_is_not_counted(text: str) -> None:
     refuse_crowds(body)
 
 
-def test_token_ids_are_not_counted_and_lists_of_them_are() -> None:
-    refuse_crowds(crowd("1", MARKS_MAX * 4), ids=True)
-    with pytest.raises(ApiError):
-        refuse_crowds(crowd("[1]", MARKS_MAX), ids=True)
+def test_token_ids_have_a_limit_of_their_own_and_lists_of_them_have_the_others() -> None:
+    refuse_crowds(crowd("1", IDS_MAX), ids=IDS_MAX)
+    refuse_crowds(b'{"prompt":"%b"}' % (b"," * IDS_MAX * 2), ids=IDS_MAX)
+    with pytest.raises(ApiError, match=r"token ids.*262,144"):
+        refuse_crowds(crowd("1", IDS_MAX + 2), ids=IDS_MAX)
+    with pytest.raises(ApiError, match="131,072"):
+        refuse_crowds(crowd("[1]", MARKS_MAX), ids=IDS_MAX)
+
+
+def test_a_crowd_of_texts_among_ids_is_not_cut_apart() -> None:
+    """Which would take as long as reading them."""
+    with pytest.raises(ApiError, match="names, values"):
+        refuse_crowds(crowd('"a"', IDS_MAX * 2), ids=IDS_MAX)
+
+
+@pytest.mark.parametrize("number", ["1" * DIGITS_MAX * 2, "-0." + "3" * DIGITS_MAX * 3, "9" * 4000])
+@pytest.mark.parametrize("before", [0, 1, 77, DIGITS_MAX - 1])
+def test_a_number_that_is_too_long_is_found_wherever_it_stands(number: str, before: int) -> None:
+    body = f'{{"a":"{"x" * before}","b":"{"y" * MARKS_MAX}","c":{number}}}'.encode()
+    json.loads(body)
+    with pytest.raises(ApiError, match="digits"):
+        refuse_crowds(body)
+
+
+@pytest.mark.parametrize(
+    "value", [f'"{"1" * MARKS_MAX * 2}"', ",".join([f'"{"1" * 100}\\""'] * 2000), ",".join(["1." + "5" * 60] * 9000)]
+)
+def test_digits_of_a_text_and_of_common_numbers_are_no_such_number(value: str) -> None:
+    body = f"[{value}]".encode()
+    json.loads(body)
+    refuse_crowds(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ('{"prompt":[1,2,3],"stop":["a,b","c"]}', 3),
+        ('{"n": 2, "prompt" : [ 1 , 2 ]}', 2),
+        ('{"prompt":[-1]}', 1),
+        ('{"prompt":[1,2', 2),
+        ('{"prompt":[[1,2],[3]]}', 0),
+        ('{"prompt":["1,2"]}', 0),
+        ('{"prompt":"1,2","stop_token_ids":[1,2]}', 0),
+        ('{"user":"prompt","stop_token_ids":[1,2]}', 0),
+        ('{"messages":[]}', 0),
+    ],
+)
+def test_ids_of_the_one_prompt_are_counted_before_anything_is_decoded(body: str, count: int) -> None:
+    assert ids_in_prompt(body.encode()) == count
+
+
+@given(value=TEXTS, escapes=st.booleans())
+def test_a_body_without_its_texts_is_what_a_pattern_leaves(value: Any, escapes: bool) -> None:
+    written = json.dumps(value, ensure_ascii=escapes).encode(errors="replace")
+    assert _bare(written) == re.sub(rb'"(?:[^"\\]|\\.)*"', b"", written)
 
 
 def test_a_crowd_in_what_calls_are_given_is_refused() -> None:

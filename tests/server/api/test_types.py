@@ -17,8 +17,10 @@ from server.api.generate import GenerateRequest
 from server.api.types import (
     BIASED_IDS_MAX,
     CHOICES_MAX,
+    IDENTIFIER_CHARS_MAX,
     MESSAGES_MAX,
     REPETITION_PENALTY_MAX,
+    STOP_CHARS_MAX,
     STOP_IDS_MAX,
     STOPS_MAX,
     TOP_LOGPROBS_MAX,
@@ -104,12 +106,22 @@ def test_null_means_absent_for_every_field(kind: type[GenerationFields]) -> None
         ("min_tokens", [0, 5], [-1, 1.5, 2**64]),
         ("top_logprobs", [0, TOP_LOGPROBS_MAX], [-1, TOP_LOGPROBS_MAX + 1]),
         ("seed", [0, -1, 2**63, 2**64 - 1, -(2**63)], [2**64, -(2**63) - 1, 1.5, "1"]),
-        ("stop", ["a", ["a", "b"], [], ["x"] * STOPS_MAX], ["", [""], ["x"] * (STOPS_MAX + 1), 5, [5], {}]),
+        (
+            "stop",
+            ["a", ["a", "b"], [], ["x"] * STOPS_MAX, "x" * STOP_CHARS_MAX],
+            ["", [""], ["x"] * (STOPS_MAX + 1), 5, [5], {}, ["a", "x" * (STOP_CHARS_MAX + 1)]],
+        ),
         ("stop_token_ids", [[], [5], [1] * STOP_IDS_MAX], [["5"], 5, [1] * (STOP_IDS_MAX + 1)]),
         ("stream", [True, False], ["true", 1]),
         ("logprobs", [True, False], [1, "true"]),
-        ("user", ["x"], [5, {}]),
-        ("metadata", [{}, {"a": "b"}], [{"a": 5}, [], "x"]),
+        ("user", ["x", "x" * IDENTIFIER_CHARS_MAX], [5, {}, "x" * (IDENTIFIER_CHARS_MAX + 1)]),
+        ("safety_identifier", ["x"], ["x" * (IDENTIFIER_CHARS_MAX + 1)]),
+        ("prompt_cache_key", ["x"], ["x" * (IDENTIFIER_CHARS_MAX + 1)]),
+        (
+            "metadata",
+            [{}, {"a": "b"}, {f"{n:064}": "x" * 512 for n in range(16)}],
+            [{"a": 5}, [], "x", {str(n): "" for n in range(17)}, {"x" * 65: ""}, {"a": "x" * 513}],
+        ),
     ],
 )
 def test_each_field_takes_its_values_and_refuses_others_by_name(field: str, good: list[Any], bad: list[Any]) -> None:
