@@ -3,6 +3,7 @@ and what the kernel holds for the client is read from /proc, so the bounds are t
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -162,3 +163,9 @@ class TestReturn:
             client.finish()
         client.socket.settimeout(DEADLINE_S)
         return answer.body.count(b"data: ")
+
+
+def test_a_reader_on_this_machine_is_sent_segments_of_a_networks_size(server: Server) -> None:
+    """Loopback's own would fill the send buffer alone, and each would wait for a delayed acknowledgement."""
+    with server.connect() as client:
+        assert client.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= 9000
