@@ -162,7 +162,7 @@ def test_curl_shows_tokens_as_they_are_made(server: Server, paced: Server, accep
     assert len(reads) > 2
     reads = by_curl(paced, accept)
     # Each token is a read of its own, though a busy machine may look away now and then.
-    tokens = [re.findall(rb" t[0-9]+", data) for _, data in reads]
+    tokens = [re.findall(rb"(?<!:) t[0-9]+", data) for _, data in reads]  # a stream's name in the head may begin so
     assert [token for each in tokens for token in each] == [b" t%d" % n for n in range(1, 12, 2)]
     assert sum(len(each) == 1 for each in tokens) >= 4
     if accept is not PLAIN:  # there curl itself keeps the head back until the body begins

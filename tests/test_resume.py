@@ -109,6 +109,12 @@ class TestFinishedStream:
             assert (bytes(rest.body), rest.end) == (data[skip:], "whole")
         assert server.ask("GET", f"/v1/streams/{name}?after_bytes={len(data)}").status == 204
 
+    def test_plain_text_of_two_choices_is_refused(self, server: Server) -> None:
+        name = whole(server, n=2).header("x-stream-id")
+        for query, field in (("?after_bytes=0", "after_bytes"), ("", "Accept")):
+            error = server.ask("GET", f"/v1/streams/{name}{query}", None, [PLAIN]).error(400)
+            assert (error["param"], "one choice" in error["message"]) == (field, True)
+
     def test_plain_text_of_a_failed_stream_never_looks_whole(self, server: Server) -> None:
         body = chat("fails", stream=True)
         answer = server.ask("POST", CHAT, body, [PLAIN])

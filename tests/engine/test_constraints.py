@@ -12,6 +12,7 @@ import pytest
 
 from engine.constraints import CACHED_MAX, Constraint, Grammars
 from engine.grammar import GRAMMAR_CHARS_MAX, _checked, grammar_fault
+from server.tools.numbers import held
 from tests.support.schemas import BAD, SCHEMAS
 from tests.support.specs import bytes_spec
 
@@ -31,7 +32,7 @@ def begun(grammars: Grammars, grammar: str, generated: list[int] | None = None) 
 
 
 def of(schema: dict[str, Any]) -> str:
-    return f"start: %json {json.dumps(schema)}"
+    return f"start: %json {json.dumps(held(schema))}"
 
 
 def walk(constraint: Constraint, draw: random.Random) -> tuple[list[int], bool]:

@@ -23,7 +23,7 @@ from tests.support.serving import until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BLOCKS, BLOCK = 96, 16  # a third of what all need at once: they lose their blocks to each other
+BLOCKS, BLOCK = 64, 16  # a quarter of what all need at once: they lose their blocks to each other
 SEEDS = 4
 TOKENS_MAX = 160
 # Random weights close a string in one of 256 cases; so that most answers end, what closes is more likely.
@@ -54,8 +54,8 @@ def test_answers_that_end_are_valid_and_those_that_are_cut_could_have_been(runne
     for id_, (schema, seed) in enumerate(asked):
         sampling = Sampling(TOKENS_MAX, seed=seed, logit_bias=CLOSING, grammar=json_grammar(schema))
         core.receive(peer, Submit(id_, [1 + id_, 2, 3], sampling, TOKENS_MAX))
+    until(lambda: all(compiled.done() for compiled in core._preparing.values()), "all grammars are compiled")
     while len(ends) < len(asked):
-        until(lambda: core.has_work, "a grammar to be compiled")
         core.step()
     assert scheduler.preemptions
 
