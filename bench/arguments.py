@@ -13,6 +13,7 @@ import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,32 @@ def new_file(text: str) -> str:
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; name a file in it")
-    if path.exists():
-        if not os.access(path, os.W_OK):
-            raise argparse.ArgumentTypeError(f"{text} is not ours to write")
-    else:
+    if path.exists() and not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} is not ours to write")
+    if _is_ordinary(path):
         _try_to_write(path.parent, text)
     return text
+
+
+def keep(path: str, run: dict[str, Any]) -> None:
+    """Write what --json keeps: all of it, or nothing, and then an older file is as it was. Raises SystemExit with a
+    sentence."""
+    text, made = json.dumps(run, indent=1), Path(path)
+    beside = made.with_name(f"{made.name}.new") if _is_ordinary(made) else made
+    try:
+        beside.write_text(text, encoding="utf-8")
+        if beside != made:
+            beside.replace(made)
+    except OSError as error:
+        with suppress(OSError):
+            if beside != made:
+                beside.unlink()
+        raise SystemExit(f"{path} can't be written: {error.strerror}") from None
+
+
+def _is_ordinary(path: Path) -> bool:
+    """Not a device or a pipe, say, which another file can't replace."""
+    return path.is_file() or not path.exists()
 
 
 def new_folder(text: str) -> str:

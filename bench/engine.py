@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,6 +28,8 @@ from bench import arguments, http_servers, over_http
 from bench.contenders import FIRST_ORDINARY_ID, KINDS, Figures
 from bench.machine import REPOSITORY, describe, markdown, spread
 from bench.processes import started
+from engine import catalog
+from engine.models.config import ModelError
 
 OURS = ["sluice:float32", "sluice:bfloat16", "sluice:int8", "sluice:gguf"]
 TRANSFORMERS = ["transformers:bfloat16"]
@@ -44,7 +48,14 @@ def main(argv: list[str]) -> int:
         if kind not in kinds or not dtype:
             print(f"{each!r} is no contender: {', '.join(kinds)}, each with :DTYPE", file=sys.stderr)
             return 2
-    model = options.model or str(_default_model())
+        if kind == "llama.cpp" and (missing := _missing_program(options, dtype)):
+            print(f"{each!r} needs {missing}: name its folder with --llama-cpp", file=sys.stderr)
+            return 2
+    try:
+        model = str(_model(options.model))
+    except ModelError as error:
+        print(f"argument --model: {error}", file=sys.stderr)
+        return 2
     if options.http:
         return over_http.main(options, model)
     rounds: dict[str, list[Figures]] = {each: [] for each in contenders}
@@ -71,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", help="a checkpoint folder or a .gguf file (default: the server's default model)")
+    parser.add_argument("--model", help="a known name, a folder or a .gguf file (default: the server's default model)")
     parser.add_argument("--contenders", nargs="+", metavar="KIND:DTYPE", help="(default: all that can be had)")
     parser.add_argument(
         "--batches", type=arguments.whole(1, 10_000), nargs="+", metavar="N", default=[1, 8, 32],
@@ -119,10 +130,19 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def _default_model() -> Path:
-    from engine import catalog
+def _missing_program(options: argparse.Namespace, dtype: str) -> str:
+    """Which of llama.cpp's programs isn't there; "" for none."""
+    needed = ["llama-server" if options.http else "llama-batched-bench"]
+    if options.http and options.xllamacpp:
+        needed = []
+    if dtype != "as-is" and os.sep not in dtype:
+        needed.append("llama-quantize")
+    return next((name for name in needed if shutil.which(Path(options.llama_cpp) / name) is None), "")
 
-    return catalog.resolve(next(iter(catalog.KNOWN)), progress=lambda *_: None)
+
+def _model(name: str | None) -> Path:
+    """Raises ModelError."""
+    return catalog.resolve(name or next(iter(catalog.KNOWN)), progress=lambda *_: None)
 
 
 def _measure(contender: str, model: str, options: argparse.Namespace) -> Figures:

@@ -14,12 +14,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def describe() -> str:
-    """Processor, cores, system, Python and date, on one line."""
+    """Processor, cores that we may use, system, Python and date, on one line."""
     cpuinfo = Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     processor = named[1] if named else platform.processor() or platform.machine()
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    return f"{processor}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}, {date}"
+    count = len(os.sched_getaffinity(0))
+    cpus = f"{count} CPUs" if count > 1 else "one CPU for server and client together"
+    return f"{processor}, {cpus}, {platform.system()}, Python {platform.python_version()}, {date}"
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:

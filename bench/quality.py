@@ -16,6 +16,7 @@ from engine.model_runner import ModelError, ModelRunner
 from engine.sequence import Sequence, Slice
 from engine.tokenizer import Tokenizer
 from engine.wire import Sampling
+from server.config import DTYPES
 
 TEXTS = Path(__file__).parent / "texts" / "passages.txt"
 BLOCK_SIZE = 16
@@ -28,7 +29,9 @@ def main(argv: list[str]) -> int:
     """Prints a table; the exit code is 1 where a model can't be had."""
     parser = argparse.ArgumentParser(prog="python -m bench quality", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a known name, a directory, or a .gguf file")
-    parser.add_argument("--dtype", action="append", help="may be repeated (default: bfloat16, int8 and gguf)")
+    parser.add_argument(
+        "--dtype", action="append", choices=DTYPES, help="may be repeated (default: bfloat16, int8 and gguf)"
+    )
     options = parser.parse_args(argv)
     try:
         print(f"{options.model}, {TEXTS.name}: {PROMPT_TOKENS} tokens of prompt, {ANSWER_TOKENS} of answer\n")

@@ -1,4 +1,5 @@
-"""How a benchmark ends early: Ctrl-C, SIGTERM (`kill`, `timeout`, a CI's limit) and SIGHUP are one exception.
+"""How a benchmark ends early: Ctrl-C, Ctrl-\\, SIGTERM (`kill`, `timeout`, a CI's limit) and SIGHUP are one
+exception.
 
 It goes up through the context managers, so that no server, engine or scratch folder is left. Only the first signal
 counts, as `timeout` sends two. What must not be cut in two, as starting a process and ending it, is `held`.
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(KeyboardInterrupt):

@@ -301,7 +301,7 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     options = parser.parse_args(argv)
     one_round, count = (play_http2, H2_STREAMS) if options.http2 else (play, options.streams)
-    arguments.allow_open_files(parser, 2 * count, "--streams")  # the server's
+    arguments.allow_open_files(parser, 2 * count + 1, "--streams")  # the server's; its metrics are asked for
     load = os.getloadavg()[0]  # of the last minute: other work makes a few long steps, and p99 is of those
     alone: list[Round] = []
     beside: list[Round] = []

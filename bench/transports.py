@@ -20,12 +20,10 @@ Behind the tables the servers of both SSE rows are sampled, at 512 streams: what
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from bench import arguments, plots, processes
@@ -90,15 +88,16 @@ def main(argv: list[str]) -> int:
     busiest = max(figures.client_busy for each in results.values() for found in each.values() for figures in found)
     print(f"\nThe client was busy for {busiest:.0%} of its core at the most.\n")
     print(markdown(["transport", "in a browser", "comes back behind a cut"], [[n, *SHOWN[n]] for n in results]))
+    print("These are tests of this repository; where a cell is empty none shows it.")
     if H2 in results and not options.no_profile:
         print(f"\n{compared(H2, 'SSE, HTTP/1.1', tokens=options.tokens or PROFILED_TOKENS)}")
-    keep = kept(results, before, tokens)
+    run = kept(results, before, tokens)
     if options.json:
-        Path(options.json).write_text(json.dumps(keep, indent=1), encoding="utf-8")
+        arguments.keep(options.json, run)
     if options.compare:
         print(f"\n{moved(options.compare, results)}")
     if options.plots:
-        print("\n" + "\n".join(map(str, plots.draw(keep, options.plots))))
+        print("\n" + "\n".join(map(str, plots.draw(run, options.plots))))
     return 0
 
 

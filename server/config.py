@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass
+from typing import TypeVar
 
 from engine.version import VERSION
 from server.api.response_store import StoreLimits
@@ -19,6 +20,7 @@ from server.places import FRONTENDS_MAX
 from server.routes import MetricsAccess
 from server.tools.formats import SYNTAXES
 
+Number = TypeVar("Number", int, float)
 KIB, MIB = 1024, 1024 * 1024
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "gguf")
@@ -345,8 +347,16 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def number(text: str, kind: type[Number], otherwise: Number) -> Number:
+    """What the text says; `otherwise` if that is no number."""
+    try:
+        return kind(text)
+    except ValueError:
+        return otherwise
+
+
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = number(text, float, -1.0)
     if not (math.isfinite(value) and value >= 0):
         raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
     return value
@@ -360,14 +370,14 @@ def _seconds_above_0(text: str) -> float:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = number(text, int, 0)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return value
 
 
 def _port(text: str) -> int:
-    value = int(text)
+    value = number(text, int, -1)
     if not 0 <= value < 65536:
         raise argparse.ArgumentTypeError(f"{text} is no port")
     return value

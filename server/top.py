@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from server.api.answers import ServerNow
+from server.config import number
 from server.terminal import Screen
 from server.top_view import Look, Size, plain, render
 
@@ -198,7 +199,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _interval(text: str) -> float:
-    value = float(text)
+    value = number(text, float, 0.0)
     if not (math.isfinite(value) and value >= INTERVAL_MIN_S):
         raise argparse.ArgumentTypeError(f"must be at least {INTERVAL_MIN_S}")
     return value

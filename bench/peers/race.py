@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
         print(f"\n{title(*setting)}\n\n{table(samples, setting, chosen, found)}")
     kept = {"machine": describe(), "load": before, "versions": found, "samples": [asdict(each) for each in samples]}
     if options.json:
-        Path(options.json).write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        arguments.keep(options.json, kept)
     if options.compare:
         print(f"\n{moved(options.compare, samples)}")
     if options.plots:

@@ -164,6 +164,32 @@ def test_pictures_of_nothing(held: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert plots.SHARES
 
 
+def test_a_run_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 251 + ".json")[-255:]  # with no room for the name of another beside it
+    path.write_text("an older run")
+    with pytest.raises(SystemExit, match="can't be written: File name too long"):
+        arguments.keep(str(path), {})
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["an older run"]
+    with pytest.raises(SystemExit, match="/dev/full can't be written: No space left on device"):
+        arguments.keep("/dev/full", MACHINE)
+    arguments.keep(str(tmp_path / "new.json"), MACHINE)
+    assert json.loads((tmp_path / "new.json").read_text()) == MACHINE
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_model_and_programs_that_are_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for flags in (["--model", "/none"], ["--model", "/none", "--http"]):
+        assert engine.main(flags) == 2
+        assert "argument --model: '/none' is no model" in capsys.readouterr().err
+    for flags, program in (([], "llama-batched-bench"), (["--http"], "llama-server")):
+        assert engine.main(["--llama-cpp", str(tmp_path), "--contenders", "llama.cpp:BF16", *flags]) == 2
+        assert f"'llama.cpp:BF16' needs {program}: name its folder" in capsys.readouterr().err
+        program_path = tmp_path / program
+        program_path.touch(0o755)
+        assert engine.main(["--llama-cpp", str(tmp_path), "--contenders", "llama.cpp:BF16", *flags]) == 2
+        assert "needs llama-quantize" in capsys.readouterr().err
+
+
 def test_programs_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "argument --python: there is no program '/none'" in refused(capsys, "peers", "--python", "/none")
     for flag in ("--vllm", "--transformers", "--xllamacpp"):

@@ -15,11 +15,11 @@ from tests.support.probes import processes_with
 from tests.support.serving import REPOSITORY, until
 
 RUN_S = 60
-CASES = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+CASES = [(signal.SIGTERM, 143), (signal.SIGQUIT, 131), (signal.SIGINT, 130)]
 
 
 @pytest.mark.synthetic
-@pytest.mark.parametrize(("number", "code"), CASES, ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(("number", "code"), CASES, ids=["SIGTERM", "SIGQUIT", "SIGINT"])
 def test_no_server_engine_or_folder_is_left(number: signal.Signals, code: int, tmp_path: Path) -> None:
     mark = f"TMPDIR={tmp_path}"
 
