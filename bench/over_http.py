@@ -217,10 +217,13 @@ class _Request(asyncio.Protocol):
 async def _ask(of: Contender, prompt: list[int], new: int = NEW_TOKENS) -> _Request:
     loop = asyncio.get_running_loop()
     try:
-        _, request = await loop.create_connection(lambda: _Request(of, prompt, new), "127.0.0.1", of.port)
+        transport, request = await loop.create_connection(lambda: _Request(of, prompt, new), "127.0.0.1", of.port)
     except OSError as error:
         raise _Failed("a connection", f"gave none ({error.strerror})") from None
-    ended, _ = await asyncio.wait([request.over], timeout=ANSWER_S_MAX)
+    try:
+        ended, _ = await asyncio.wait([request.over], timeout=ANSWER_S_MAX)
+    finally:
+        transport.abort()  # that of an answer that is late, or of one that another's fault cuts short
     if wrong := request.over.result() if ended else f"had not ended its answer after {ANSWER_S_MAX:g} s":
         raise _Failed(ASKED, wrong, request.began)
     return request
