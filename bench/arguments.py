@@ -87,15 +87,16 @@ def keep(path: str, run: dict[str, Any]) -> None:
     """Write what --json keeps: all of it, or nothing, and then an older file is as it was. Raises SystemExit with a
     sentence."""
     text, made = json.dumps(run, indent=1), Path(path)
-    beside = made.with_name(f"{made.name}.new") if _is_ordinary(made) else made
+    beside = made.with_name(f"{made.name}.new")
     try:
-        beside.write_text(text, encoding="utf-8")
-        if beside != made:
+        if _is_ordinary(made):
+            beside.write_text(text, encoding="utf-8")
             beside.replace(made)
+        else:
+            made.write_text(text, encoding="utf-8")
     except OSError as error:
         with suppress(OSError):
-            if beside != made:
-                beside.unlink()
+            beside.unlink()
         raise SystemExit(f"{path} can't be written: {error.strerror}") from None
 
 

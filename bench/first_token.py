@@ -30,7 +30,7 @@ from pathlib import Path
 from bench import arguments, processes
 from bench.machine import REPOSITORY, describe, markdown, quantile
 from bench.processes import OURS, SEQUENCES_MAX, Wrong, synthetic_hello
-from bench.readers import posted
+from bench.readers import POSTED, posted
 from engine.synthetic import WORD_BASE
 from engine.wire import Admitted, Cancel, End, FrameReader, Gauges, Step, Submit, encode
 
@@ -40,7 +40,6 @@ READ_BYTES = 64 * 1024
 START_S_MAX = 60.0
 DEADLINE_S = 10.0
 GOAL_MS = 0.3
-ASKED = "POST /v1/chat/completions HTTP/1.1"
 WARM_UP = 10  # requests that are not counted
 FIELDS = ("Host: localhost", "Accept: text/event-stream", "Content-Type: application/json")
 
@@ -145,7 +144,7 @@ def _asking(client: socket.socket, answer: bytearray) -> Iterator[None]:
             while data := client.recv(READ_BYTES):
                 answer += data
         did = f"did nothing for {DEADLINE_S:g} s" if isinstance(error, TimeoutError) else str(error)
-        raise Wrong(OURS, ASKED, did, bytes(answer)) from None
+        raise Wrong(OURS, POSTED, did, bytes(answer)) from None
 
 
 class GaveUp(Exception):

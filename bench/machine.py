@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+CORES = sorted(os.sched_getaffinity(0))  # that we may use
 
 
 def describe() -> str:
@@ -19,8 +20,7 @@ def describe() -> str:
     named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     processor = named[1] if named else platform.processor() or platform.machine()
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    count = len(os.sched_getaffinity(0))
-    cpus = f"{count} CPUs" if count > 1 else "one CPU for server and client together"
+    cpus = f"{len(CORES)} CPUs" if len(CORES) > 1 else "one CPU for everything"
     return f"{processor}, {cpus}, {platform.system()}, Python {platform.python_version()}, {date}"
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bench import signals
-from bench.machine import REPOSITORY
+from bench.machine import CORES, REPOSITORY
 from bench.readers import HEARD_BYTES_MAX
 from engine.synthetic import CONTEXT_TOKENS_MAX, SyntheticRunner
 from engine.wire import WIRE_VERSION, Hello
@@ -33,10 +33,9 @@ HURRY_S = 0.5
 # From the moment when a process's sockets close, which its clients notice, to the one when it can be waited for.
 GONE_S_MAX = 1.0
 SAID_BYTES_MAX = 1000
-_CORES = sorted(os.sched_getaffinity(0))
-SERVER_CORE = _CORES[0] if len(_CORES) > 1 else None
-CLIENT_CORE = _CORES[1] if len(_CORES) > 1 else None
-ENGINE_CORE = _CORES[2] if len(_CORES) > 2 else SERVER_CORE
+SERVER_CORE = CORES[0] if len(CORES) > 1 else None
+CLIENT_CORE = CORES[1] if len(CORES) > 1 else None
+ENGINE_CORE = CORES[2] if len(CORES) > 2 else SERVER_CORE
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,9 @@ class _Counter:
 JSON_FIELDS = ("Host: localhost", "Content-Type: application/json")
 
 
+POSTED = "POST /v1/chat/completions HTTP/1.1"  # the first line of what `posted` makes, by default
+
+
 def posted(
     body: Mapping[str, object], path: str = "/v1/chat/completions", fields: Sequence[str] = JSON_FIELDS
 ) -> bytes:

@@ -31,7 +31,7 @@ from http.client import HTTPException
 from bench import arguments
 from bench.machine import REPOSITORY, describe, spread
 from bench.processes import OURS, Wrong, ready_line, resident_bytes, started
-from bench.readers import H2_STREAMS, HEARD_BYTES_MAX, WINDOW_MAX, Failed, Http2, Seen, Tally, posted
+from bench.readers import H2_STREAMS, HEARD_BYTES_MAX, POSTED, WINDOW_MAX, Failed, Http2, Seen, Tally, posted
 
 STEP_MS = 20
 # A client that stalls has a small receive buffer, as a phone's would be full: the kernel holds twice this.
@@ -40,7 +40,6 @@ SETTLE_S_MAX = 60.0
 READ_BYTES = 64 * 1024
 GOAL_BYTES = 20 * 1024
 TOKENS = 100_000  # more than any round plays
-ASKED = "POST /v1/chat/completions HTTP/1.1"
 ANSWERED = b"HTTP/1.1 200 "
 PARKED = 'sluice_streams{state="parked"}'
 SECONDS_MIN, SECONDS_MAX = 0.2, 1800.0  # some gaps in each stream; less than its tokens last
@@ -88,9 +87,9 @@ class Readers:
         if len(heard) < HEARD_BYTES_MAX:
             heard = self.heard[number] = heard + data
             if not heard.startswith(ANSWERED[: len(heard)]):
-                raise Wrong(OURS, ASKED, "answered with something else than a stream", heard)
+                raise Wrong(OURS, POSTED, "answered with something else than a stream", heard)
         if not data:
-            raise Wrong(OURS, ASKED, "ended a stream", heard)
+            raise Wrong(OURS, POSTED, "ended a stream", heard)
         count = data.count(b"data: ")
         if not count:
             return
@@ -261,7 +260,7 @@ def _measure(readers: Readers, seconds: float, stalled_bytes: float, made_each: 
     before = list(readers.tokens)
     readers.read(seconds, measured=True)
     each = [now - was for now, was in zip(readers.tokens, before, strict=True)]
-    shown = _round(seconds, each, readers.gaps, (ASKED, readers.heard[0]))
+    shown = _round(seconds, each, readers.gaps, (POSTED, readers.heard[0]))
     return replace(shown, stalled_bytes=stalled_bytes, made_each=made_each)
 
 

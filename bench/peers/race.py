@@ -17,6 +17,7 @@ from typing import Any
 from bench import arguments, peers, plots, processes
 from bench.machine import describe, markdown, spread
 from bench.peers.contenders import BASELINE, MODES, OURS, PEERS, Target, build, missing, running, versions
+from bench.readers import POSTED
 from server import outlet
 
 STEP_MS = 20.0
@@ -206,7 +207,7 @@ class Race:
     def _asked(self, name: str, mode: str) -> str:
         if name != OURS:
             return f"GET {self._path(name, mode)[1]} HTTP/1.1"
-        return "GET /v1/ws HTTP/1.1" if mode == "ws" else "POST /v1/chat/completions HTTP/1.1"
+        return "GET /v1/ws HTTP/1.1" if mode == "ws" else POSTED
 
     def _path(self, name: str, mode: str) -> list[str]:
         return ["--path", PEERS[name].sse if mode == "sse" else f"/{mode}"]

@@ -40,7 +40,7 @@ async def generate(generation: Generation, call: Call) -> Response | Streaming:
         raise _no_polls()
     request, grammar, parts = await plan_generate(generation, query_fields(call.query), "generate")
     if kind == PLAIN:
-        check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
+        check_one_choice(parts)
     stream = generation.start(call, request, grammar, parts, collect=False)
     if polls:
         stream.framing = SSE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from engine.tokenizer import Tokenizer
 from engine.wire import Hello, Sampling
 from server.api import errors
 from server.api.errors import ApiError
-from server.api.json_checks import IDS_MAX
+from server.api.json_checks import BODY_IDS_MAX
 from server.api.response_store import ResponseStore
 from server.api.types import CHOICES_MAX, PROMPT_LOGPROBS_MAX, GenerationFields, stop_strings
 from server.chat import ChatError, ChatTemplate, GuardUnbuilt, encode_chat
@@ -116,7 +116,7 @@ class Generation:
     @property
     def ids_max(self) -> int:
         """How many token ids a request's body may hold."""
-        return max(IDS_MAX, self.model.hello.context_tokens_max)
+        return max(BODY_IDS_MAX, self.model.hello.context_tokens_max)
 
     def check_fits(self, ids: int, param: str) -> None:
         """Raises ApiError 400 for a prompt of so many ids that leaves no room for one more token."""
@@ -158,7 +158,9 @@ class Generation:
         bias = self._bias(request.logit_bias) if request.logit_bias else ()
         parts: list[Part] = []
         for prompt_index, prompt in enumerate(prompts):
-            _check_prompt(prompt, limit, param)
+            if not prompt:
+                raise errors.invalid(param, "the prompt is empty: it must hold at least one token")
+            self.check_fits(len(prompt), param)
             if prompt_logprobs >= 0:
                 _check_prompt_logprobs(prompt, prompt_logprobs, param)
             room = limit - len(prompt)
@@ -261,16 +263,18 @@ def framing_asked(call: Call, parts: list[Part]) -> str:
     """The framing of a new stream. Raises ApiError for one that can't show it."""
     kind = framing_named(call.header(b"accept")) or SSE
     if kind == PLAIN:
-        check_one_choice(parts, "text/plain shows one choice only; take SSE or NDJSON for more")
+        check_one_choice(parts)
         if parts[0].calls is not None:
             raise errors.invalid("tools", "text/plain shows text only; take SSE or NDJSON to see calls")
     return kind
 
 
-def check_one_choice(parts: list[Part], message: str) -> None:
+def check_one_choice(
+    choices: Sized, message: str = "text/plain shows one choice only; take SSE or NDJSON for more", *, param: str = "n"
+) -> None:
     """Raises ApiError where the text of several choices could not be told apart."""
-    if len(parts) > 1:
-        raise errors.invalid("n", message)
+    if len(choices) > 1:
+        raise errors.invalid(param, message)
 
 
 def new_created() -> int:
@@ -328,13 +332,6 @@ def _chars(turn: dict[str, Any]) -> int:
     """About as many as a template writes, or fewer."""
     calls = turn.get("tool_calls")
     return len(turn["content"]) + (len(msgspec.json.encode(calls)) if calls else 0)
-
-
-def _check_prompt(prompt: list[int], limit: int, param: str) -> None:
-    if not prompt:
-        raise errors.invalid(param, "the prompt is empty: it must hold at least one token")
-    if len(prompt) >= limit:
-        raise _too_long(str(len(prompt)), limit, param)
 
 
 def _chars_beside(turn: dict[str, Any]) -> int:

@@ -17,7 +17,7 @@ from server.api.errors import invalid
 # of text as the APIs allow has two thirds of this; the worst of so many holds the loop for some tenths of a second.
 MARKS_MAX = 131_072
 # Token ids of a body, which cost a tenth of other values. A prompt of a longer context may have as many as fit in that.
-IDS_MAX = 262_144
+BODY_IDS_MAX = 262_144
 # No number that means anything is written so long, and the time for an integer grows with the square of its length.
 # Every one of twice as many digits is found, and some that are shorter.
 DIGITS_MAX = 128

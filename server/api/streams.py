@@ -7,7 +7,7 @@ import re
 from server.api import errors
 from server.api.errors import ApiError, invalid
 from server.api.generate import query_fields
-from server.api.generation import FRAMINGS, PLAIN, SSE, Generation, framing_named, streaming
+from server.api.generation import FRAMINGS, PLAIN, SSE, Generation, check_one_choice, framing_named, streaming
 from server.api.polling import poller_of
 from server.framing import Plain, polled, unescaped
 from server.http import Call, Response, Streaming, json_response
@@ -84,7 +84,7 @@ def resume(
     """What comes behind position `after`, in a framing. `past_end`: the status when nothing ever will."""
     check_position(metrics, stream, after)
     if kind == PLAIN:
-        _check_one_choice(stream, "Accept")
+        check_one_choice(stream.choices, param="Accept")
     if stream.outcome is not None and after >= stream.log.end - 1:
         metrics.resumes["finished"] += 1
         if past_end == 204:
@@ -93,11 +93,6 @@ def resume(
     retake_slot(generation, stream)
     metrics.resumes["resumed"] += 1
     return streaming(stream, kind, after + 1)
-
-
-def _check_one_choice(stream: Stream, param: str) -> None:
-    if len(stream.choices) > 1:
-        raise invalid(param, "text/plain shows one choice only; take SSE or NDJSON for more")
 
 
 def check_position(metrics: Metrics, stream: Stream, after: int) -> None:
@@ -139,7 +134,7 @@ async def _poll(
 
 def _resume_plain(generation: Generation, metrics: Metrics, stream: Stream, skip: int) -> Streaming | Response:
     """The text behind its first `skip` bytes. Those must be held still, or be known to lie before what is."""
-    _check_one_choice(stream, "after_bytes")
+    check_one_choice(stream.choices, param="after_bytes")
     check_position(metrics, stream, -1)
     held = sum(len(unescaped(event.text)) for event in stream.log.slice(0, stream.log.end))
     if skip > held and stream.outcome is None:

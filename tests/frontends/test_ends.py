@@ -49,9 +49,8 @@ class TestDeath:
                 assert other != name
             server.wait_metric(RUNNING, 0)  # the engine has forgotten the dead one's sequences
             for pid in server.frontends:
-                with server.client(pid) as client:
-                    client.request("GET", f"/v1/streams/{name}", headers=[("Last-Event-ID", f"{name}:2")])
-                    assert client.answer().error(404)["code"] == "stream_not_found"
+                answer = server.ask_at(pid, "GET", f"/v1/streams/{name}", headers=[("Last-Event-ID", f"{name}:2")])
+                assert answer.error(404)["code"] == "stream_not_found"
                 with server.client(pid) as client:
                     begin(client, 3)
                     assert words(client.finish().text()) == 3

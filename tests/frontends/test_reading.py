@@ -29,9 +29,7 @@ class TestResume:
             rest = client.answer()
             assert (rest.status, rest.end, rest.header("x-stream-id")) == (200, "whole", name)
             assert rest.header("x-request-id") and rest.header("cache-control") == "no-cache, no-transform"
-        with server.client(here) as client:
-            client.request("GET", f"/v1/streams/{name}", headers=[("Last-Event-ID", f"{name}:0")])
-            whole = client.answer()
+        whole = server.ask_at(here, "GET", f"/v1/streams/{name}", headers=[("Last-Event-ID", f"{name}:0")])
         with server.client(there) as client:  # again, now that it has ended
             client.request("GET", f"/v1/streams/{name}", headers=[("Last-Event-ID", f"{name}:0")])
             assert bytes(client.answer().body) == bytes(whole.body)
@@ -43,11 +41,7 @@ class TestResume:
         here, there = both(server)
         with server.client(here) as client:
             name, _ = begin(client)
-        answers = []
-        for pid in (there, here):
-            with server.client(pid) as client:
-                client.request("GET", f"/v1/streams/{name}", headers=[accept])
-                answers.append(client.answer())
+        answers = [server.ask_at(pid, "GET", f"/v1/streams/{name}", headers=[accept]) for pid in (there, here)]
         assert answers[0].end == "whole" and answers[0].body == answers[1].body
         assert answers[0].header("x-stream-from") == answers[1].header("x-stream-from")
         if accept == PLAIN:
@@ -67,9 +61,8 @@ class TestResume:
                 client.request(method, target, body, [("Last-Event-ID", f"{name}:999")])
                 answer = client.answer(method)
                 assert (answer.status, bytes(answer.body)) == (status, b"")
-        with server.client(there) as client:
-            client.request("POST", CHAT, chat("x", stream=True), [("Last-Event-ID", f"{name}:0")])
-            assert words(client.answer("POST").text()) == 40
+        answer = server.ask_at(there, "POST", CHAT, chat("x", stream=True), [("Last-Event-ID", f"{name}:0")])
+        assert words(answer.text()) == 40
         assert started(server.metrics()) == before
 
     def test_over_http2_both_ways(self, server: Frontends) -> None:
@@ -109,9 +102,7 @@ class TestResume:
         with server.websocket(here) as socket:
             socket.send_json(type="generate", id="a", **chat("x", max_tokens=50))
             name = socket.receive_json()["stream"]
-        with server.client(there) as client:
-            client.request("GET", f"/v1/streams/{name}")
-            assert words(client.answer().text()) == 50
+        assert words(server.ask_at(there, "GET", f"/v1/streams/{name}").text()) == 50
 
     def test_what_is_not_there_is_404_and_of_another_key_as_well(self, server: Frontends, tmp_path: Path) -> None:
         here, there = both(server)
@@ -119,9 +110,7 @@ class TestResume:
             name, _ = begin(client, 2)
         unknown = ("z" if name[0] != "z" else "y") + name[1:]
         for pid in (here, there):
-            with server.client(pid) as client:
-                client.request("GET", f"/v1/streams/{unknown}")
-                assert client.answer().error(404)["code"] == "stream_not_found"
+            assert server.ask_at(pid, "GET", f"/v1/streams/{unknown}").error(404)["code"] == "stream_not_found"
         with server.websocket(there) as socket:
             socket.send_json(type="resume", id="a", stream=unknown)
             assert socket.receive_json()["error"]["code"] == "stream_not_found"
@@ -152,9 +141,7 @@ class TestPressure:
         with server.reach(there, lambda: server.connect(receive_buffer=4096)) as client:
             client.request("GET", f"/v1/streams/{name}")
             settle(server, client)
-            with server.client(here) as other:
-                other.request("DELETE", f"/v1/streams/{name}")
-                assert other.answer("DELETE").json()["outcome"] == "cancelled"
+            assert server.ask_at(here, "DELETE", f"/v1/streams/{name}").json()["outcome"] == "cancelled"
             answer = client.answer()
         assert answer.end == "whole" and answer.chunks()[-1]["error"]["code"] == "cancelled"
         assert words(joined(answer.chunks()[:-1])) > 64
@@ -174,9 +161,7 @@ class TestPressure:
             socket.receive_until("token")
             server.wait_metric(RUNNING, 1)
         server.wait_metric(DETACHED, 1)
-        with server.client(there) as client:
-            client.request("DELETE", f"/v1/streams/{name}")
-            client.answer("DELETE")
+        server.ask_at(there, "DELETE", f"/v1/streams/{name}")
         wait_idle(server)
 
 
@@ -185,9 +170,8 @@ class TestCancelAndPoll:
         here, there = both(server)
         with server.client(here) as client:
             name, _ = begin(client, LONG)
-            with server.client(there) as other:
-                other.request("DELETE", f"/v1/streams/{name}")
-                assert other.answer("DELETE").json() == {"stream": name, "status": "finished", "outcome": "cancelled"}
+            cancelled = server.ask_at(there, "DELETE", f"/v1/streams/{name}").json()
+            assert cancelled == {"stream": name, "status": "finished", "outcome": "cancelled"}
             assert client.finish().chunks()[-1]["error"]["code"] == "cancelled"
 
     def test_a_websockets_cancel_reaches_the_owner(self, server: Frontends) -> None:
@@ -210,9 +194,7 @@ class TestCancelAndPoll:
             name = answer.json()["stream"]
         seen, after, outcome = [], -1, None
         while outcome is None:
-            with server.client(there) as client:
-                client.request("GET", f"/v1/streams/{name}?after={after}&wait=5", headers=[JSON])
-                news = client.answer().json()
+            news = server.ask_at(there, "GET", f"/v1/streams/{name}?after={after}&wait=5", headers=[JSON]).json()
             seen += [event["n"] for event in news["events"]]
             after, outcome = news["next"] - 1, news["outcome"]
         assert seen == list(range(len(seen))) and outcome == "length"

@@ -12,7 +12,7 @@ import pytest
 from tests.support.frontends import CHAT, LONG, PACE, Frontends, begin, begin_and_end, both
 from tests.support.keys import add_key, bearer
 from tests.support.probes import DETACHED, PARKED, RUNNING, outcomes, started, wait_idle
-from tests.support.serving import Answer, chat, until
+from tests.support.serving import chat, until
 
 pytestmark = pytest.mark.synthetic
 
@@ -30,9 +30,8 @@ def test_one_idempotency_key_is_one_generation_wherever_it_is_sent(server: Front
     assert len(names) == len(bodies) == 1
     assert started(server.metrics()) == before + 1
     for pid in server.frontends:
-        with server.client(pid) as client:
-            client.request("POST", CHAT, {**body, "max_tokens": 21}, [("Idempotency-Key", "once")])
-            assert client.answer("POST").error(422)["code"] == "idempotency_key_reused"
+        other = server.ask_at(pid, "POST", CHAT, {**body, "max_tokens": 21}, [("Idempotency-Key", "once")])
+        assert other.error(422)["code"] == "idempotency_key_reused"
         with server.client(pid) as client:
             whole = chat("whole", max_tokens=5)
             client.request("POST", CHAT, whole, [("Idempotency-Key", f"whole {pid}")])
@@ -54,12 +53,7 @@ def test_a_client_that_leaves_its_whole_answer_elsewhere_is_felt() -> None:
 class TestResponses:
     def test_stored_ones_are_found_and_gone_on_from_everywhere(self, server: Frontends) -> None:
         here, there = both(server)
-
-        def ask(pid: int, method: str, target: str, body: object = None) -> Answer:
-            with server.client(pid) as client:
-                client.request(method, target, body)
-                return client.answer(method)
-
+        ask = server.ask_at
         first = ask(here, "POST", "/v1/responses", {"input": "one", "max_output_tokens": 4}).json()
         target = f"/v1/responses/{first['id']}"
         assert ask(there, "GET", target).json() == first
@@ -94,9 +88,9 @@ class TestLimits:
         """Of so many generations at once, on connections of which each process has some."""
 
         def ask(number: int) -> int:
-            with server.client(server.frontends[number % 2]) as client:
-                client.request("POST", CHAT, chat("x", max_tokens=1), bearer(secret))
-                return client.answer("POST").status
+            return server.ask_at(
+                server.frontends[number % 2], "POST", CHAT, chat("x", max_tokens=1), bearer(secret)
+            ).status
 
         with ThreadPoolExecutor(8) as pool:
             return list(pool.map(ask, range(count)))
@@ -131,12 +125,9 @@ class TestLimits:
         alice = add_key(keys, "alice", "--rate-limit-tokens", "1000")
         with Frontends("--api-keys", str(keys)) as server:
             first, second = both(server)
-            with server.client(first) as client:
-                client.request("POST", CHAT, chat("x", max_tokens=400, ignore_eos=True), bearer(alice))
-                assert client.answer("POST").status == 200
-            with server.client(second) as client:
-                client.request("POST", CHAT, chat("x", max_tokens=1), bearer(alice))
-                answer = client.answer("POST")
+            answer = server.ask_at(first, "POST", CHAT, chat("x", max_tokens=400, ignore_eos=True), bearer(alice))
+            assert answer.status == 200
+            answer = server.ask_at(second, "POST", CHAT, chat("x", max_tokens=1), bearer(alice))
             left = int(answer.header("x-ratelimit-remaining-tokens") or -1)
             assert 400 < left < 620, left
 
@@ -148,9 +139,7 @@ class TestMetrics:
             list(pool.map(lambda pid: begin_and_end(server, pid), server.frontends))
 
         def scrape(pid: int) -> dict[str, float]:
-            with server.client(pid) as client:
-                client.request("GET", "/metrics")
-                lines = client.answer().body.decode().splitlines()
+            lines = server.ask_at(pid, "GET", "/metrics").body.decode().splitlines()
             return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
         def sees_two(pid: int) -> bool:
@@ -168,7 +157,5 @@ class TestMetrics:
                 assert seen[RUNNING] + seen[PARKED] == 1
                 assert seen['sluice_kv_blocks{state="used"}'] > 0
                 until(partial(sees_two, pid), "this connection and the scrape's own")
-        with server.client(there) as client:
-            client.request("DELETE", f"/v1/streams/{name}")
-            client.answer("DELETE")
+        server.ask_at(there, "DELETE", f"/v1/streams/{name}")
         wait_idle(server)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from tests.support.serving import DEADLINE_S, Answer, Client, Server, WebSocketClient, until
+from tests.support.serving import DEADLINE_S, Answer, Client, Header, Server, WebSocketClient, until
 
 CHAT = "/v1/chat/completions"
 LONG = 100_000  # tokens: more than any test waits for
@@ -77,6 +77,12 @@ class Frontends(Server):
     def client(self, pid: int) -> Client:
         """An HTTP/1.1 connection with this process."""
         return self.reach(pid, self.connect)
+
+    def ask_at(self, pid: int, method: str, target: str, body: Any = None, headers: Iterable[Header] = ()) -> Answer:
+        """`ask`, of this process."""
+        with self.client(pid) as client:
+            client.request(method, target, body, headers)
+            return client.answer(method)
 
     def websocket(self, pid: int) -> WebSocketClient:
         """A WebSocket with this process."""

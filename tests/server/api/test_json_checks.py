@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from server.api.errors import ApiError
 from server.api.json_checks import (
+    BODY_IDS_MAX,
     DIGITS_MAX,
-    IDS_MAX,
     MARKS_MAX,
     _bare,
     ids_in_prompt,
@@ -61,18 +61,18 @@ def test_what_is_in_a_text_is_not_counted(text: str) -> None:
 
 
 def test_token_ids_have_a_limit_of_their_own_and_lists_of_them_have_the_others() -> None:
-    refuse_crowds(crowd("1", IDS_MAX), ids=IDS_MAX)
-    refuse_crowds(b'{"prompt":"%b"}' % (b"," * IDS_MAX * 2), ids=IDS_MAX)
+    refuse_crowds(crowd("1", BODY_IDS_MAX), ids=BODY_IDS_MAX)
+    refuse_crowds(b'{"prompt":"%b"}' % (b"," * BODY_IDS_MAX * 2), ids=BODY_IDS_MAX)
     with pytest.raises(ApiError, match=r"token ids.*262,144"):
-        refuse_crowds(crowd("1", IDS_MAX + 2), ids=IDS_MAX)
+        refuse_crowds(crowd("1", BODY_IDS_MAX + 2), ids=BODY_IDS_MAX)
     with pytest.raises(ApiError, match="131,072"):
-        refuse_crowds(crowd("[1]", MARKS_MAX), ids=IDS_MAX)
+        refuse_crowds(crowd("[1]", MARKS_MAX), ids=BODY_IDS_MAX)
 
 
 def test_a_crowd_of_texts_among_ids_is_not_cut_apart() -> None:
     """Which would take as long as reading them."""
     with pytest.raises(ApiError, match="names, values"):
-        refuse_crowds(crowd('"a"', IDS_MAX * 2), ids=IDS_MAX)
+        refuse_crowds(crowd('"a"', BODY_IDS_MAX * 2), ids=BODY_IDS_MAX)
 
 
 @pytest.mark.parametrize("number", ["1" * DIGITS_MAX * 2, "-0." + "3" * DIGITS_MAX * 3, "9" * 4000])
